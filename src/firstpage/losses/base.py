@@ -1,0 +1,147 @@
+"""What all losses share: how they are called, how they reduce, and the masked sums they are made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, product
+from firstpage.pairs import Pairs, full_precision
+
+__all__ = ["Loss", "MinedLoss", "Reduction", "masked_logsumexp", "masked_mean", "masked_sum"]
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Loss(nn.Module, ABC):
+    """A loss over embeddings and labels: `loss(embeddings, labels)` or against candidates of your own.
+
+    Each query has a term; `reduction="mean"` averages them over all queries, `"sum"` adds them, `"none"`
+    returns them. A query with nothing to learn has the term 0, so does a batch, and it still backpropagates.
+    Terms are computed in float32 even under autocast. Losses that the papers normalise over a whole batch
+    (say, by its active pairs) share that out so that the mean of the terms is the paper's figure.
+
+    A subclass writes `terms`.
+
+    >>> class Compactness(Loss):
+    ...     "How far a query is from its positives, on average."
+    ...     def terms(self, pairs):
+    ...         return masked_mean(pairs.distance, pairs.positive)
+    >>> Compactness()(torch.eye(3), torch.tensor([0, 0, 1]))
+    tensor(0.9428)
+    >>> Compactness(reduction="none")(torch.eye(3), torch.tensor([0, 0, 1]))
+    tensor([1.4142, 1.4142, 0.0000])
+    """
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction={reduction!r}: choose one of mean, sum, none")
+        self.reduction = reduction
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        candidates: Tensor | None = None,
+        candidate_labels: Tensor | None = None,
+        *,
+        image_ids: Tensor | None = None,
+        candidate_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The reduced loss of `embeddings` [Q, D] against `candidates` [C, D], or against one another.
+
+        The arguments are those of `Pairs.of`.
+        """
+        return self.of(
+            Pairs.of(
+                embeddings,
+                labels,
+                candidates,
+                candidate_labels,
+                image_ids=image_ids,
+                candidate_ids=candidate_ids,
+            )
+        )
+
+    def of(self, pairs: Pairs) -> Tensor:
+        """The reduced loss of pairs that are there already, so that several users share one similarity."""
+        with full_precision(pairs.similarity):
+            terms = self.terms(pairs)
+        if self.reduction == "none":
+            return terms
+        return terms.mean() if self.reduction == "mean" else terms.sum()
+
+    @abstractmethod
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: what each query contributes."""
+
+
+class MinedLoss(Loss):
+    """A loss over mined positives and negatives; a subclass writes `mined_terms`.
+
+    Args:
+        positives: name of a positive strategy, or one of your own.
+        negatives: name of a negative strategy, or one of your own.
+        mining: a strategy that chooses both sides at once, in place of the two above: `mining.boundary(k)`.
+        generator: for strategies that draw lots; torch's own generator if left out.
+        reduction: over queries.
+
+    >>> class Difference(MinedLoss):
+    ...     "How much more similar the chosen negative is than the chosen positive."
+    ...     def mined_terms(self, pairs, mined):
+    ...         score = mined.of_negatives(pairs.similarity) - mined.of_positives(pairs.similarity)
+    ...         return masked_mean(score, mined.comparable)
+    >>> Difference("easy", "hard")(torch.eye(3), torch.tensor([0, 0, 1]))
+    tensor(0.)
+    """
+
+    def __init__(
+        self,
+        positives: str | PositiveStrategy,
+        negatives: str | NegativeStrategy,
+        mining: Strategy | None = None,
+        generator: Generator | None = None,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(reduction)
+        self.mining = mining or product(positives, negatives)
+        self.generator = generator
+
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: what each query contributes."""
+        return self.mined_terms(pairs, self.mining(pairs, self.generator))
+
+    @abstractmethod
+    def mined_terms(self, pairs: Pairs, mined: Mined) -> Tensor:
+        """[Q]: what each query contributes through the images chosen for it."""
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """[Q]: each row's sum over the masked entries.
+
+    >>> masked_sum(torch.tensor([[1.0, 2.0, torch.inf]]), torch.tensor([[True, True, False]]))
+    tensor([3.])
+    """
+    return torch.where(mask, values, 0.0).sum(dim=1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """[Q]: each row's mean over the masked entries, 0 where there is none.
+
+    >>> masked_mean(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[True, True], [False, False]]))
+    tensor([2., 0.])
+    """
+    return masked_sum(values, mask) / mask.sum(dim=1).clamp_min(1)
+
+
+def masked_logsumexp(values: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
+    """The log of Σ exp over the masked entries; very low, but finite, with gradient 0, where there is none.
+
+    >>> masked_logsumexp(torch.zeros(2, 2), torch.tensor([[True, True], [False, False]])) > -1e30
+    tensor([ True, False])
+    """
+    return values.masked_fill(~mask, torch.finfo(values.dtype).min / 8).logsumexp(dim=dim)

@@ -1,0 +1,45 @@
+"""A weighted sum of losses over one set of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from firstpage.losses.base import Loss, Reduction
+from firstpage.pairs import Pairs
+
+__all__ = ["Combined"]
+
+
+class Combined(Loss):
+    """A weighted sum of losses, which share one similarity matrix.
+
+    Args:
+        parts: the losses; their own reductions do not matter.
+        weights: one per loss, all 1 if left out.
+        reduction: over queries.
+
+    >>> from firstpage.losses import Angular, NPair
+    >>> loss = Combined([NPair(), Angular()], weights=[1.0, 2.0])
+    >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+    tensor(2.8944)
+    """
+
+    def __init__(
+        self, parts: Sequence[Loss], weights: Sequence[float] | None = None, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(reduction)
+        weights = [1.0] * len(parts) if weights is None else list(weights)
+        if not parts or len(weights) != len(parts):
+            raise ValueError(
+                f"Combined: got {len(parts)} losses and {len(weights)} weights: give one weight per loss"
+            )
+        self.parts = nn.ModuleList(parts)
+        self.weights = weights
+
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: the weighted sum of the losses' terms."""
+        terms = [weight * part.terms(pairs) for weight, part in zip(self.weights, self.parts, strict=True)]  # type: ignore[operator]
+        return torch.stack(terms).sum(dim=0)

@@ -1,0 +1,77 @@
+"""Contrastive loss."""
+
+from __future__ import annotations
+
+from torch import Generator, Tensor
+
+from firstpage.losses.base import MinedLoss, Reduction
+from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, semihard
+from firstpage.pairs import Pairs
+
+__all__ = ["Contrastive", "contrastive"]
+
+
+def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0) -> Tensor:
+    """[Q]: d² of the positive pairs, [margin − d]₊² of the negative pairs (Sampling Matters, §3).
+
+    Either kind is averaged over its active pairs in the batch; the mean over queries is the sum of the two.
+
+    >>> import torch
+    >>> from firstpage.mining import mine
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
+    >>> contrastive(pairs, mine(pairs)).mean()
+    tensor(0.6627)
+    """
+    distance = pairs.distance
+    positive = mined.of_positives(distance).square() * mined.positive_mask
+    negative = (margin - mined.of_negatives(distance)).relu().square() * mined.negative_mask
+    share = positive.sum(dim=1) / (positive > 0).sum().clamp_min(1)
+    return len(positive) * (share + negative.sum(dim=1) / (negative > 0).sum().clamp_min(1))
+
+
+class Contrastive(MinedLoss):
+    """Contrastive loss: positives to one point, negatives at least `margin` away.
+
+    From: Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, CVPR 2006; as compared
+    in Sampling Matters, §3.
+
+    Prefer `Margin`, which lets classes keep their spread: this is the baseline the papers start from, and
+    one margin for all classes is its known weakness. Averaging over all negatives instead of the active ones
+    would let the positives collapse the space.
+
+    pytorch-metric-learning does not square the two parts.
+
+    Args:
+        margin: the distance beyond which a negative is left alone.
+        positives: positive strategy.
+        negatives: negative strategy; `semihard` takes the closest negative beyond distance 0.5.
+        mining: a strategy for both sides, in place of the two.
+        generator: for strategies that draw.
+        reduction: over queries.
+
+    >>> import torch
+    >>> Contrastive()(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
+    tensor(0.6627)
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        positives: str | PositiveStrategy = "all",
+        negatives: str | NegativeStrategy = "all",
+        mining: Strategy | None = None,
+        generator: Generator | None = None,
+        reduction: Reduction = "mean",
+    ) -> None:
+        if negatives == "semihard":
+            negatives = semihard(beyond=0.5)
+        super().__init__(positives, negatives, mining, generator, reduction)
+        if not 0 < margin <= 2:
+            raise ValueError(
+                f"Contrastive(margin={margin}): margin is a distance on the sphere, 0 < margin <= 2"
+            )
+        self.margin = margin
+
+    def mined_terms(self, pairs: Pairs, mined: Mined) -> Tensor:
+        """[Q]: each query's share of the batch's two averages."""
+        return contrastive(pairs, mined, self.margin)

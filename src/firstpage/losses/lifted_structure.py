@@ -1,0 +1,59 @@
+"""Lifted structure loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
+from firstpage.pairs import Pairs
+
+__all__ = ["LiftedStructure", "lifted_structure"]
+
+
+def lifted_structure(pairs: Pairs, alpha: float = 1.0) -> Tensor:
+    """[Q]: [ log(Σ_k e^{α−d_ik} + Σ_l e^{α−d_jl}) + d_ij ]₊² / 2, averaged over the batch's positive pairs.
+
+    k runs over the negatives of query i, l over the queries that are negatives of candidate j.
+
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
+    >>> lifted_structure(pairs).mean()
+    tensor(1.5896)
+    """
+    distance = pairs.distance
+    push = alpha - distance
+    of_query = masked_logsumexp(push, pairs.negative, dim=1)[:, None]  # [Q, 1]
+    of_candidate = masked_logsumexp(push, pairs.negative, dim=0)[None, :]  # [1, C]
+    cost = (torch.logaddexp(of_query, of_candidate) + distance).relu().square()
+    positives = pairs.positive.sum().clamp_min(1)
+    return masked_sum(cost, pairs.positive) * (len(cost) / (2 * positives))
+
+
+class LiftedStructure(Loss):
+    """Lifted structure loss: each positive pair against all negatives of either of the two.
+
+    From: Oh Song et al., Deep Metric Learning via Lifted Structured Feature Embedding, CVPR 2016, Eq. 4;
+    Ranked List, Eq. 3, leaves its square out.
+
+    A baseline of three of the papers. Prefer `RankedList` or `TopKPrecision`, which also use every candidate,
+    and learn more from it on every data set compared.
+
+    The original works on embeddings that are not normalised; here, as in the comparisons, they are.
+
+    Args:
+        alpha: the margin.
+        reduction: over queries; the mean is the paper's mean over positive pairs.
+
+    >>> LiftedStructure()(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
+    tensor(1.5896)
+    """
+
+    def __init__(self, alpha: float = 1.0, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
+        if not alpha >= 0:
+            raise ValueError(f"LiftedStructure(alpha={alpha}): alpha must not be negative")
+        self.alpha = alpha
+
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: the share of each query's positive pairs."""
+        return lifted_structure(pairs, self.alpha)

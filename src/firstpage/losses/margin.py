@@ -1,0 +1,125 @@
+"""Margin loss (Sampling Matters)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+from firstpage.losses.base import MinedLoss, Reduction
+from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, semihard
+from firstpage.pairs import Pairs
+
+__all__ = ["Margin", "margin"]
+
+
+def margin(pairs: Pairs, mined: Mined, beta: Tensor, alpha: float = 0.2, nu: float = 0.0) -> Tensor:
+    """[Q]: [α + d − β]₊ of the positive pairs and [α − d + β]₊ of the negative pairs, plus ν·β a pair.
+
+    Sampling Matters, §4. All is divided by the number of active pairs in the batch, and the mean over
+    queries is that quotient. `beta` holds one boundary per query, [Q].
+
+    >>> from firstpage.mining import mine
+    >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
+    >>> pairs = Pairs.of(points, torch.tensor([0, 0, 1]))
+    >>> margin(pairs, mine(pairs, "all", "all"), torch.full((3,), 1.2)).mean()
+    tensor(0.8114)
+    """
+    boundary = beta[:, None]
+    distance = pairs.distance
+    too_far = (alpha + mined.of_positives(distance) - boundary).relu() * mined.positive_mask
+    too_close = (alpha - mined.of_negatives(distance) + boundary).relu() * mined.negative_mask
+    active = (too_far > 0).sum() + (too_close > 0).sum()
+    cost = too_far.sum(dim=1) + too_close.sum(dim=1)
+    if nu:
+        seen = mined.positive_mask.sum(dim=1) + mined.negative_mask.sum(dim=1)
+        cost = cost + nu * beta * seen
+    return cost * (len(cost) / active.clamp_min(1))
+
+
+class Margin(MinedLoss):
+    """Margin loss: positives within a learnt boundary β, negatives beyond it, each by α.
+
+    β(i) = β⁽⁰⁾ + β_class[c(i)] + β_img[i] is learnt with the network: give `loss.parameters()` to the
+    optimiser (the authors: SGD at 0.1 divided by the batch size). With `nu > 0` larger boundaries cost more.
+
+    From: Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, §4. At its best β the loss is the
+    isotonic regression that separates positive from negative distances with the least effort.
+
+    Prefer it with distance weighted negatives and about five images a class; a strong default when classes
+    differ in spread, which β_class absorbs. β_img the authors found inconclusive.
+
+    Released code draws negatives from weights that underflow in high dimension (see
+    `mining.distance_weighted`), and counts ν·β once a triplet; here, as in the paper's sum, once a pair.
+    Only β_class is kept there, β⁽⁰⁾ being folded into its start value.
+
+    Args:
+        alpha: half the width of the band between positives and negatives.
+        beta: where β⁽⁰⁾ starts.
+        classes: number of classes; turns β_class on. Labels must be below it.
+        images: number of images; turns β_img on. The call then needs `image_ids`, below it.
+        nu: weight of the boundary's own cost.
+        positives: positive strategy.
+        negatives: negative strategy; `semihard` takes the closest negative beyond distance 0.5.
+        mining: a strategy for both sides, in place of the two.
+        generator: for the draws.
+        reduction: over queries; the mean is the sum over pairs divided by the number of active pairs.
+
+    >>> loss = Margin(classes=2)
+    >>> loss(torch.eye(4, requires_grad=True), torch.tensor([0, 0, 1, 1])).backward()
+    >>> loss.beta.grad
+    tensor(-1.)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.2,
+        beta: float = 1.2,
+        classes: int | None = None,
+        images: int | None = None,
+        nu: float = 0.0,
+        positives: str | PositiveStrategy = "all",
+        negatives: str | NegativeStrategy = "distance_weighted",
+        mining: Strategy | None = None,
+        generator: Generator | None = None,
+        reduction: Reduction = "mean",
+    ) -> None:
+        if negatives == "semihard":
+            negatives = semihard(beyond=0.5)
+        super().__init__(positives, negatives, mining, generator, reduction)
+        for name, count in (("classes", classes), ("images", images)):
+            if count is not None and count < 1:
+                raise ValueError(f"Margin({name}={count}): {name} must be at least 1, or None for no such β")
+        if not alpha >= 0:
+            raise ValueError(f"Margin(alpha={alpha}): alpha must not be negative")
+        self.alpha = alpha
+        self.nu = nu
+        self.beta = nn.Parameter(torch.tensor(float(beta)))
+        self.beta_class = None if classes is None else nn.Parameter(torch.zeros(classes))
+        self.beta_image = None if images is None else nn.Parameter(torch.zeros(images))
+
+    def boundary(self, pairs: Pairs) -> Tensor:
+        """[Q]: β(i) of each query."""
+        beta = self.beta.expand(len(pairs.labels))
+        if self.beta_class is not None:
+            beta = beta + _look_up(self.beta_class, pairs.labels, "labels", "classes")
+        if self.beta_image is not None:
+            if pairs.image_ids is None:
+                raise ValueError("image_ids=None: Margin(images=...) has a β for each image: pass image_ids")
+            beta = beta + _look_up(self.beta_image, pairs.image_ids, "image_ids", "images")
+        return beta.to(pairs.similarity.dtype)
+
+    def mined_terms(self, pairs: Pairs, mined: Mined) -> Tensor:
+        """[Q]: each query's pairs, divided by the batch's active pairs a query."""
+        return margin(pairs, mined, self.boundary(pairs), self.alpha, self.nu)
+
+
+def _look_up(table: Tensor, index: Tensor, name: str, argument: str) -> Tensor:
+    # On a GPU reading the largest index would wait for it; torch stops there by itself.
+    if not torch.compiler.is_compiling() and index.device.type == "cpu":
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= len(table):
+            raise ValueError(
+                f"{name} run from {low} to {high}: Margin({argument}={len(table)}) has β for 0 to "
+                f"{len(table) - 1}: renumber them, or raise {argument}"
+            )
+    return table[index]

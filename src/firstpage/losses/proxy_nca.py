@@ -1,0 +1,79 @@
+"""Proxy-NCA loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
+from firstpage.pairs import Pairs
+
+__all__ = ["ProxyNCA", "proxy_nca"]
+
+
+def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:
+    """[Q]: −log( e^{−‖f−p_y‖²} / Σ_{z≠y} e^{−‖f−p_z‖²} ), the candidates being the proxies.
+
+    Ranked List, Eq. 5, with squared distances as in the original. Embeddings and proxies are unit vectors
+    times `scale`.
+
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.eye(2), torch.arange(2))
+    >>> proxy_nca(pairs)  # its own proxy at squared distance 0, the other at 18
+    tensor([-18.])
+    """
+    squared = scale**2 * (2 - 2 * pairs.similarity)  # [Q, classes]
+    others = masked_logsumexp(-squared, pairs.negative)
+    learnable = pairs.positive.any(dim=1) & pairs.negative.any(dim=1)
+    return torch.where(learnable, masked_sum(squared, pairs.positive) + others, 0.0)
+
+
+class ProxyNCA(Loss):
+    """Proxy-NCA: each image near its class's learnt proxy and far from all other proxies.
+
+    From: Movshovitz-Attias et al., No Fuss Distance Metric Learning Using Proxies, ICCV 2017, Eq. 4. The
+    proxies are parameters: give `loss.parameters()` to the optimiser, at 10 to 100 times the base rate.
+
+    Prefer it when batches are too small to hold good negatives, and classes few enough that a vector each is
+    cheap. It converges fast, since every class is a negative at every step. Candidates passed to the call are
+    not used: the proxies are the candidates. The denominator leaves the own class out, as the paper does, so
+    the loss may be negative; pytorch-metric-learning's is a softmax over all proxies.
+
+    Args:
+        classes: number of classes. Labels must be below it.
+        dim: dimensions of the embedding.
+        scale: length of embeddings and proxies.
+        reduction: over queries.
+
+    >>> loss = ProxyNCA(classes=3, dim=4)
+    >>> loss(torch.eye(4, requires_grad=True), torch.tensor([0, 1, 2, 2])).backward()
+    >>> loss.proxies.grad.shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(self, classes: int, dim: int, scale: float = 3.0, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
+        if classes < 1 or dim < 1:
+            raise ValueError(f"ProxyNCA(classes={classes}, dim={dim}): both must be at least 1")
+        if not scale > 0:
+            raise ValueError(f"ProxyNCA(scale={scale}): scale must be positive")
+        self.scale = scale
+        self.proxies = nn.Parameter(torch.randn(classes, dim))
+
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: each query's own proxy against all others."""
+        if self.proxies.shape[1] != pairs.queries.shape[1]:
+            raise ValueError(
+                f"embeddings have {pairs.queries.shape[1]} dimensions: "
+                f"ProxyNCA(dim={self.proxies.shape[1]}) needs dim={pairs.queries.shape[1]}"
+            )
+        classes = torch.arange(len(self.proxies), device=pairs.labels.device)
+        to_proxies = Pairs.of(pairs.queries, pairs.labels, self.proxies.to(pairs.queries.dtype), classes)
+        # On a GPU looking at the labels would wait for them; a label without a proxy has the term 0 there.
+        if not torch.compiler.is_compiling() and pairs.labels.device.type == "cpu":
+            low, high = int(pairs.labels.min()), int(pairs.labels.max())
+            if low < 0 or high >= len(self.proxies):
+                raise ValueError(
+                    f"labels run from {low} to {high}: ProxyNCA(classes={len(self.proxies)}) has proxies for "
+                    f"0 to {len(self.proxies) - 1}: renumber them, or raise classes"
+                )
+        return proxy_nca(to_proxies, self.scale)

@@ -1,0 +1,67 @@
+"""Deep spectral clustering loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from firstpage.losses.base import Loss, Reduction
+from firstpage.pairs import Pairs, unit
+
+__all__ = ["SpectralClustering", "spectral_clustering"]
+
+
+def spectral_clustering(pairs: Pairs, ridge: float = 1e-3) -> Tensor:
+    """[Q]: ½‖C_i − (FF†)_i‖², how far each row of the embeddings' projector is from the clusters'.
+
+    C = Y(YᵀY)⁻¹Yᵀ is the ideal: 1/n_c between images of one class, 0 elsewhere. FF† = F(FᵀF + εI)⁻¹Fᵀ.
+
+    >>> clusters = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    >>> bool(spectral_clustering(Pairs.of(clusters, torch.tensor([0, 0, 1, 1]))).sum() < 1e-4)
+    True
+    """
+    queries, candidates = unit(pairs.queries), unit(pairs.candidates)
+    gram = candidates.T @ candidates  # [D, D]
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    # The checked `cholesky` would wait for the device; with the ridge there is nothing to check.
+    factor, _ = torch.linalg.cholesky_ex(gram + ridge * identity)
+    projector = queries @ torch.cholesky_solve(candidates.T, factor)  # [Q, C]
+    same = (pairs.labels[:, None] == pairs.candidate_labels[None, :]).to(projector.dtype)
+    ideal = same / same.sum(dim=1, keepdim=True).clamp_min(1)
+    return (ideal - projector).square().sum(dim=1) / 2
+
+
+class SpectralClustering(Loss):
+    """Spectral clustering loss: the embeddings should span the classes' indicator vectors, and nothing else.
+
+    From: Law et al., Deep Spectral Clustering Learning, ICML 2017; Ranked List, §2.1.2. It costs a D × D
+    factorisation a step.
+
+    Only a batch with more images than dimensions means anything (the authors took 18 classes × 70 images):
+    otherwise FF† is the identity whatever the embedding, and a smaller batch is refused. Prefer it for
+    clustering with few, large classes.
+
+    Args:
+        ridge: ε, keeps the inverse defined where dimensions are unused.
+        reduction: over queries; the paper's loss is the sum.
+
+    >>> batch = torch.nn.functional.normalize(torch.randn(12, 4), dim=1)
+    >>> bool(SpectralClustering(reduction="sum")(batch, torch.arange(12) // 4) > 0)
+    True
+    """
+
+    def __init__(self, ridge: float = 1e-3, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
+        if not ridge > 0:
+            raise ValueError(f"SpectralClustering(ridge={ridge}): ridge must be positive, such as 1e-3")
+        self.ridge = ridge
+
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: the squared error of each query's row of the projector."""
+        images, dimensions = pairs.candidates.shape
+        if images <= dimensions:
+            raise ValueError(
+                f"embeddings: {images} images of {dimensions} dimensions: SpectralClustering needs more "
+                f"images than dimensions: take batches larger than {dimensions}, or fewer dimensions"
+            )
+        return spectral_clustering(pairs, self.ridge)

@@ -1,0 +1,86 @@
+"""Top-k precision loss (Sampling Wisely)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from firstpage.losses.base import Loss, Reduction, masked_sum
+from firstpage.mining import boundary
+from firstpage.pairs import Pairs, unit
+
+__all__ = ["TopKPrecision", "topk_precision"]
+
+
+def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:
+    """[Q]: ℓ_k = Σ_N ŝ − Σ_P ŝ over the misplaced images beside the top-k boundary (Eq. 5).
+
+    The paper's second example, k = 5 with six positives and four negatives (Figure 3):
+
+    >>> scores = torch.tensor([0.99, 0.9, 0.8, 0.7, 0.65, 0.55, 0.53, 0.5, 0.4, 0.3])
+    >>> others = torch.stack([scores, (1 - scores**2).sqrt()], dim=1)
+    >>> same = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0, 1, 0])
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), others, same)
+    >>> topk_precision(pairs, k=5, margin=0.0)
+    tensor([0.3700])
+    """
+    mined = boundary(k, margin)(pairs, None)
+    pushed = masked_sum(mined.of_negatives(pairs.similarity) + margin, mined.negative_mask)
+    pulled = masked_sum(mined.of_positives(pairs.similarity), mined.positive_mask)
+    return pushed - pulled
+
+
+class TopKPrecision(Loss):
+    """Top-k precision loss ℓ_k: the images that keep a first page of k results from being right.
+
+    For each query it finds the positives that should be among the first k and are not, and the negatives
+    that hold their places, and moves just those. γ·(negatives on the page) is a lower bound of it, and it is
+    0 when the page is right by the margin: lowering ℓ_k raises precision at k (Theorems 1–4).
+
+    From: Lu et al., Sampling Wisely: Deep Image Embedding by Top-k Precision Optimization, ICCV 2019, Eq. 5.
+
+    Prefer it when the first page is what counts; it is the default here. Keep k at or below the positives a
+    query has in its batch: on CUB with 4 images a class, k = 1 to 3 gave 63 % R@1 and k = 10 gave 59 %.
+    `mining.boundary` hands the same images to other losses.
+
+    The paper sums over queries, the mean is the default here. Its released code also adds
+    0.1·‖Cov(f) − I‖_F over the batch, which the paper does not mention: `decorrelation=0.1`. It takes
+    margin 0.05 on CUB and Cars and 0.2 on Online Products.
+
+    Args:
+        k: the length of the first page.
+        margin: γ, by how much a negative must stay behind, in cosine.
+        decorrelation: weight of the undocumented term.
+        reduction: over queries.
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
+    >>> TopKPrecision(k=1)(embeddings, torch.tensor([0, 0, 1, 1]))
+    tensor(0.3800)
+    """
+
+    def __init__(
+        self, k: int = 5, margin: float = 0.1, decorrelation: float = 0.0, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(reduction)
+        if k < 1:
+            raise ValueError(f"TopKPrecision(k={k}): k must be at least 1")
+        if not margin >= 0:
+            raise ValueError(f"TopKPrecision(margin={margin}): margin must not be negative")
+        if not decorrelation >= 0:
+            raise ValueError(
+                f"TopKPrecision(decorrelation={decorrelation}): decorrelation must not be negative"
+            )
+        self.k = k
+        self.margin = margin
+        self.decorrelation = decorrelation
+
+    def terms(self, pairs: Pairs) -> Tensor:
+        """[Q]: ℓ_k of each query."""
+        terms = topk_precision(pairs, self.k, self.margin)
+        if self.decorrelation:
+            vectors = unit(pairs.queries)
+            centred = vectors - vectors.mean(dim=0)
+            covariance = centred.T @ centred / len(vectors)  # [D, D]
+            identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+            terms = terms + self.decorrelation * torch.linalg.matrix_norm(covariance - identity)
+        return terms

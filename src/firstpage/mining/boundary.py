@@ -1,0 +1,57 @@
+"""The misplaced images beside the top-k boundary (Sampling Wisely, §3.3)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Generator
+
+from firstpage.mining.mined import Mined, Strategy
+from firstpage.pairs import Pairs
+
+__all__ = ["boundary"]
+
+
+def boundary(k: int = 5, margin: float = 0.1) -> Strategy:
+    """The misplaced positives P and misplaced negatives N of each query's first page of k results.
+
+    Candidates are ranked by ŝ, the similarity with `margin` added to negatives. P holds those of the
+    m = min(k, n⁺) best positives that fell off the first page, N as many negatives that took their places,
+    the ones nearest the page's edge (Eq. 6, 7, 9 and 10 in one). `losses.TopKPrecision` is Σ_N ŝ − Σ_P ŝ;
+    given to another loss as `mining=boundary(k, margin)`, the same images teach that loss, which the paper
+    leaves for future work (§5).
+
+    >>> from firstpage import losses
+    >>> scores = torch.tensor([0.9, 0.8, 0.7, 0.6])  # ranked: negative, positive, negative, positive
+    >>> query, others = torch.tensor([[1.0, 0.0]]), torch.stack([scores, (1 - scores**2).sqrt()], dim=1)
+    >>> pairs = Pairs.of(query, torch.tensor([1]), others, torch.tensor([0, 1, 0, 1]))
+    >>> boundary(k=2, margin=0.0)(pairs, None).triplets()  # 3 should stand where 0 stands
+    (tensor([0]), tensor([3]), tensor([0]))
+    >>> loss = losses.NCA(mining=boundary(k=2, margin=0.1))
+    """
+    if k < 1:
+        raise ValueError(f"boundary(k={k}): k must be at least 1")
+    if not margin >= 0:
+        raise ValueError(f"boundary(margin={margin}): margin must not be negative")
+    return partial(_boundary, k=k, margin=margin)
+
+
+def _boundary(pairs: Pairs, generator: Generator | None, *, k: int, margin: float) -> Mined:
+    similarity = pairs.similarity.detach()
+    k = min(k, similarity.shape[1])  # with fewer candidates than k, all of them are on the page
+    best_positives, positives = similarity.masked_fill(~pairs.positive, -torch.inf).topk(k)  # [Q, k]
+    best_negatives, negatives = similarity.masked_fill(~pairs.negative, -torch.inf).topk(k)
+    # The page's k are among the k best of either kind.
+    page, place = torch.cat([best_positives, best_negatives + margin], dim=1).topk(k)
+    on_page = ((place < k) & (page > -torch.inf)).sum(dim=1, keepdim=True)  # positives on the page
+    deserving = (best_positives > -torch.inf).sum(dim=1, keepdim=True)  # m = min(k, n⁺)
+    rank = torch.arange(k, device=similarity.device)
+    misplaced = deserving - on_page  # |P| = |N|
+    return Mined(
+        positives=positives,
+        positive_mask=(rank >= on_page) & (rank < on_page + misplaced),
+        negatives=negatives,
+        negative_mask=(rank >= k - deserving) & (rank < k - deserving + misplaced),
+        paired=False,
+    )

@@ -1,0 +1,49 @@
+"""Positive strategies: which images of its own class a query looks at.
+
+| name   | looks at                     | known from                                        |
+|--------|------------------------------|---------------------------------------------------|
+| all    | every positive               | batch all; Sampling Matters                       |
+| easy   | the most similar one         | Easy Positive, §3.4                               |
+| hard   | the least similar one        | In Defense of the Triplet Loss; Easy Positive §3.3 |
+| random | one, all equally likely      | FaceNet-style triplets                            |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from firstpage.pairs import Pairs
+
+__all__ = ["POSITIVES", "PositiveStrategy"]
+
+PositiveStrategy = Callable[[Pairs, Generator | None], tuple[Tensor | None, Tensor]]
+"""Returns the index [Q, M] of the chosen candidates (None: column j is candidate j) and its mask [Q, M]."""
+
+
+def _all(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Tensor]:
+    return None, pairs.positive
+
+
+def _easy(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Tensor]:
+    return _best(pairs.similarity.detach(), pairs.positive)
+
+
+def _hard(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Tensor]:
+    return _best(-pairs.similarity.detach(), pairs.positive)
+
+
+def _random(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Tensor]:
+    lots = torch.rand(pairs.positive.shape, generator=generator, device=pairs.positive.device)
+    return _best(lots, pairs.positive)
+
+
+def _best(score: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """The allowed candidate with the largest score [Q, 1], and whether there is one [Q, 1]."""
+    index = score.masked_fill(~allowed, -torch.inf).argmax(dim=1, keepdim=True)
+    return index, allowed.any(dim=1, keepdim=True)
+
+
+POSITIVES: dict[str, PositiveStrategy] = {"all": _all, "easy": _easy, "hard": _hard, "random": _random}

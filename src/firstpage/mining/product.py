@@ -1,0 +1,75 @@
+"""Mining as a product: a positive strategy times a negative strategy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeVar
+
+from torch import Generator
+
+from firstpage.mining.mined import Mined, Strategy
+from firstpage.mining.negatives import NEGATIVES, NegativeStrategy
+from firstpage.mining.positives import POSITIVES, PositiveStrategy
+from firstpage.pairs import Pairs
+
+__all__ = ["mine", "product"]
+
+T = TypeVar("T")
+
+
+def mine(
+    pairs: Pairs,
+    positives: str | PositiveStrategy = "all",
+    negatives: str | NegativeStrategy = "all",
+    *,
+    generator: Generator | None = None,
+) -> Mined:
+    """Choose positives and negatives for each query of `pairs`.
+
+    Args:
+        pairs: who is compared with whom.
+        positives: `all`, `easy`, `hard` or `random`.
+        negatives: `all`, `hard`, `semihard`, `uniform` or `distance_weighted`, or a strategy with settings
+            of its own such as `mining.distance_weighted(temperature=4)`.
+        generator: for the strategies that draw lots; the same generator state gives the same choice.
+
+    >>> import torch
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
+    >>> mine(pairs, "easy", "hard").triplets()
+    (tensor([0, 1]), tensor([1, 0]), tensor([2, 2]))
+    """
+    return product(positives, negatives)(pairs, generator)
+
+
+def product(positives: str | PositiveStrategy, negatives: str | NegativeStrategy) -> Strategy:
+    """The strategy that chooses `positives`, then `negatives` for them, by name or as functions.
+
+    >>> product("hardest", "all")
+    Traceback (most recent call last):
+    ValueError: positives='hardest': choose one of all, easy, hard, random
+    """
+    return partial(
+        _product,
+        choose_positives=_named("positives", positives, POSITIVES),
+        choose_negatives=_named("negatives", negatives, NEGATIVES),
+    )
+
+
+def _named(argument: str, value: str | T, known: dict[str, T]) -> T:
+    if not isinstance(value, str):
+        return value
+    if value not in known:
+        raise ValueError(f"{argument}={value!r}: choose one of {', '.join(known)}")
+    return known[value]
+
+
+def _product(
+    pairs: Pairs,
+    generator: Generator | None,
+    *,
+    choose_positives: PositiveStrategy,
+    choose_negatives: NegativeStrategy,
+) -> Mined:
+    positives, positive_mask = choose_positives(pairs, generator)
+    negatives, negative_mask, paired = choose_negatives(pairs, positives, positive_mask, generator)
+    return Mined(positives, positive_mask, negatives, negative_mask, paired)

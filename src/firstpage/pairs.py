@@ -1,0 +1,233 @@
+"""Pairs: queries against candidates, the one object every method reads.
+
+A step computes it once. Mining, losses and health share it, and none of them knows whether the candidates
+are the batch itself, all ranks' batches, a cross-batch memory or a whole gallery.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Pairs", "full_precision", "unit"]
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast does not touch the arithmetic on `tensor`'s device.
+
+    Similarities decide ranks, and bfloat16 has three decimal digits: half of a batch would tie.
+
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.ones(2, 2)):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.float32
+    """
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Rows scaled to length one. A zero row stays zero, with a finite gradient.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return vectors / length.masked_fill(length == 0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Every query compared with every candidate: similarity, distance, who is positive, who negative.
+
+    Build it with `Pairs.of`. All matrices are [queries × candidates]; the similarity is the cosine, in
+    float32 (float64 if the embeddings are) even under autocast, and differentiable. An image is neither
+    positive nor negative to itself.
+
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+    >>> pairs.similarity
+    tensor([[1.0000, 0.8000, 0.0000],
+            [0.8000, 1.0000, 0.6000],
+            [0.0000, 0.6000, 1.0000]])
+    >>> pairs.positive.int()
+    tensor([[0, 1, 0],
+            [1, 0, 0],
+            [0, 0, 0]], dtype=torch.int32)
+    """
+
+    queries: Tensor  # [Q, D] as given (not normalised), at least float32
+    labels: Tensor  # [Q]
+    candidates: Tensor  # [C, D]
+    candidate_labels: Tensor  # [C]
+    similarity: Tensor  # [Q, C] cosine
+    positive: Tensor  # [Q, C] bool: of the query's class, and another image
+    negative: Tensor  # [Q, C] bool: of another class
+    image_ids: Tensor | None = None  # [Q] which image each query is
+
+    @classmethod
+    def of(
+        cls,
+        embeddings: Tensor,
+        labels: Tensor,
+        candidates: Tensor | None = None,
+        candidate_labels: Tensor | None = None,
+        *,
+        image_ids: Tensor | None = None,
+        candidate_ids: Tensor | None = None,
+    ) -> Pairs:
+        """Compare `embeddings` with `candidates`, or with one another when there are none.
+
+        Without candidates, query i and candidate i are one image, so the diagonal is left out. With
+        candidates, give `image_ids` and `candidate_ids` where a query's own image may be among them (a
+        memory, a gathered batch): equal ids are one image. Values are checked for NaN on the CPU only;
+        on a GPU the check would stall every step.
+
+        Args:
+            embeddings: [Q, D] floats. They need not be normalised.
+            labels: [Q] integers, the class of each row.
+            candidates: [C, D] floats; the batch itself if left out.
+            candidate_labels: [C] integers.
+            image_ids: [Q] integers, the image each row shows.
+            candidate_ids: [C] integers, likewise.
+
+        Raises:
+            ValueError: naming the argument, its value and the remedy.
+
+        >>> gallery = torch.eye(3)
+        >>> Pairs.of(torch.tensor([[0.6, 0.8, 0.0]]), torch.tensor([1]), gallery, torch.arange(3)).distance
+        tensor([[0.8944, 0.6325, 1.4142]])
+        """
+        _check_rows("embeddings", embeddings, "labels", labels)
+        if candidates is None:
+            if candidate_labels is not None or candidate_ids is not None:
+                raise ValueError(
+                    "candidates=None: pass the candidates that candidate_labels/candidate_ids describe"
+                )
+            candidates, candidate_labels, candidate_ids = embeddings, labels, image_ids
+        else:
+            if candidate_labels is None:
+                raise ValueError(
+                    "candidate_labels=None: candidates need candidate_labels, one integer per row"
+                )
+            _check_rows("candidates", candidates, "candidate_labels", candidate_labels)
+            if candidates.shape[1] != embeddings.shape[1]:
+                raise ValueError(
+                    f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
+                    "embed both with the same model"
+                )
+        if candidates is embeddings:
+            itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        else:
+            itself = torch.zeros(1, 1, dtype=torch.bool, device=labels.device)
+        if (image_ids is None) != (candidate_ids is None):
+            raise ValueError("image_ids and candidate_ids go together: pass both, or neither")
+        if image_ids is not None and candidate_ids is not None:
+            _check_integers("image_ids", image_ids, len(labels))
+            _check_integers("candidate_ids", candidate_ids, len(candidate_labels))
+            itself = itself | (image_ids[:, None] == candidate_ids[None, :])
+
+        same = labels[:, None] == candidate_labels[None, :]  # [Q, C]
+        # float16 and bfloat16 become float32; float64 stays
+        dtype = torch.promote_types(torch.promote_types(embeddings.dtype, candidates.dtype), torch.float32)
+        with full_precision(embeddings):
+            queries = embeddings.to(dtype)
+            candidates = queries if candidates is embeddings else candidates.to(dtype)
+            return cls(
+                queries=queries,
+                labels=labels,
+                candidates=candidates,
+                candidate_labels=candidate_labels,
+                similarity=unit(queries) @ unit(candidates).T,
+                positive=same & ~itself,
+                negative=~same & ~itself,
+                image_ids=image_ids,
+            )
+
+    @property
+    def distance(self) -> Tensor:
+        """[Q, C] Euclidean distance of the unit vectors, d = √(2 − 2s).
+
+        Its slope −1/d has no bound at d = 0, where two images coincide and there is no direction to push
+        in; there the distance is 0 with gradient 0. Rounding in s blurs d² by a few units of machine
+        precision, so that much counts as 0.
+
+        >>> pairs = Pairs.of(torch.ones(2, 4, requires_grad=True), torch.tensor([0, 0]))
+        >>> pairs.distance.detach()
+        tensor([[0., 0.],
+                [0., 0.]])
+        """
+        squared = 2 - 2 * self.similarity
+        apart = squared > 4 * torch.finfo(squared.dtype).eps
+        return torch.where(apart, squared, 1.0).sqrt() * apart
+
+    @property
+    def candidate_similarity(self) -> Tensor:
+        """[C, C] cosine of the candidates with one another.
+
+        >>> pairs = Pairs.of(torch.ones(1, 2), torch.tensor([0]), torch.eye(2), torch.tensor([0, 1]))
+        >>> pairs.candidate_similarity
+        tensor([[1., 0.],
+                [0., 1.]])
+        """
+        with full_precision(self.candidates):
+            vectors = unit(self.candidates)
+            return vectors @ vectors.T
+
+    def with_constant_candidates(self) -> Pairs:
+        """The same pairs, but only the queries receive gradient.
+
+        >>> batch = torch.eye(3, requires_grad=True)
+        >>> pairs = Pairs.of(batch, torch.tensor([0, 0, 1])).with_constant_candidates()
+        >>> pairs.similarity[0].sum().backward()  # the query's own list moves the query alone
+        >>> batch.grad.abs().sum(dim=1)
+        tensor([2., 0., 0.])
+        """
+        candidates = self.candidates.detach()
+        with full_precision(self.queries):
+            return replace(self, candidates=candidates, similarity=unit(self.queries) @ unit(candidates).T)
+
+    def without_copies(self, threshold: float = 0.9999) -> Pairs:
+        """The same pairs, where a candidate more similar than `threshold` is not a positive.
+
+        An oversampled class repeats an image within a batch, and the copy would always be the easiest
+        positive. (With `image_ids` copies are known exactly and were left out by `of`.)
+
+        >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 0, 0]))
+        >>> pairs.without_copies().positive[0]
+        tensor([False, False,  True])
+        """
+        return replace(self, positive=self.positive & (self.similarity.detach() <= threshold))
+
+
+def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> None:
+    """Complain of anything that is not one float vector and one integer label a row."""
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2 or 0 in vectors.shape:
+        got = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
+        raise ValueError(f"{name}: got {got}, need a tensor [images, dimensions] with one row per image")
+    if not vectors.is_floating_point():
+        raise ValueError(f"{name}: got dtype {vectors.dtype}, need floats: call {name}.float()")
+    _check_integers(labels_name, labels, len(vectors))
+    if labels.device != vectors.device:
+        raise ValueError(
+            f"{labels_name} on {labels.device}, {name} on {vectors.device}: "
+            f"call {labels_name}.to({str(vectors.device)!r})"
+        )
+    # Reading a value on a GPU waits for it, and a compiled graph has no values: CPU only.
+    if not torch.compiler.is_compiling() and vectors.device.type == "cpu":
+        bad = ~vectors.detach().isfinite().all(dim=1)
+        if bad.any():
+            raise ValueError(
+                f"{name}: row {int(bad.nonzero()[0])} holds NaN or infinity: "
+                "lower the learning rate, clip the gradient, or look for a broken image"
+            )
+
+
+def _check_integers(name: str, values: Tensor, rows: int) -> None:
+    if not isinstance(values, Tensor) or values.ndim != 1 or len(values) != rows:
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{name}: got {got}, need a tensor of shape ({rows},): one integer per row")
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"{name}: got dtype {values.dtype}, need integers: call {name}.long()")

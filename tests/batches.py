@@ -1,0 +1,127 @@
+"""The losses under test with their oracles, and the batches they meet."""
+
+from dataclasses import dataclass
+
+import torch
+
+import oracles
+from firstpage import Pairs, losses
+
+CLASSES, DIM = 4, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss, and the naive function that must give the same terms."""
+
+    build: object
+    oracle: object
+
+    def __str__(self):
+        return self.build(reduction="none").__class__.__name__
+
+
+def proxy_nca(**settings):
+    torch.manual_seed(0)
+    return losses.ProxyNCA(classes=CLASSES, dim=DIM, **settings).double()
+
+
+def margin_classes(**settings):
+    loss = losses.Margin(classes=CLASSES, nu=0.3, negatives="hard", **settings).double()
+    with torch.no_grad():
+        loss.beta.fill_(1.2)  # exactly: it was born in float32
+        loss.beta_class.copy_(torch.tensor([0.0, -0.3, 0.2, 0.1]))
+    return loss
+
+
+def _margin_oracle(batch):
+    """The margin loss over all positives and each anchor's hardest negative, once per anchor."""
+    beta = [1.2 + [0.0, -0.3, 0.2, 0.1][label] for label in batch.labels]
+    terms, active = [], 0
+    for q in range(batch.query_count):
+        term = torch.zeros((), dtype=torch.float64)
+        costs = [0.2 + batch.d(q, p) - beta[q] for p in batch.positives(q)]
+        negatives = batch.negatives(q)
+        if negatives:
+            hardest = max(negatives, key=lambda n: batch.s(q, n).item())
+            costs.append(0.2 - batch.d(q, hardest) + beta[q])
+        for cost in costs:
+            term = term + oracles.hinge(cost) + 0.3 * beta[q]
+            active += cost.item() > 0
+        terms.append(term)
+    return torch.stack(terms) * batch.query_count / max(1, active)
+
+
+def _named(name, oracle, **settings):
+    return Case(lambda **more: losses.create(name, **settings, **more), oracle)
+
+
+# Every deterministic loss. Those that draw lots are compared draw by draw in test_losses.
+CASES = {
+    "topk-1": _named("topk", lambda b: oracles.topk(b, 1, 0.1), k=1),
+    "topk-5": _named("topk", lambda b: oracles.topk(b, 5, 0.1)),
+    "topk-100": _named("topk", lambda b: oracles.topk(b, 100, 0.1), k=100),
+    "margin": Case(margin_classes, _margin_oracle),
+    "triplet-hard": _named(
+        "triplet-hard",
+        lambda b: oracles.triplet(b, "cosine", 0.1, oracles.mined_triplets(b, "hard", "hard", copies=None)),
+    ),
+    "triplet-semihard": _named(
+        "triplet-semihard",
+        lambda b: oracles.triplet(
+            b, "cosine", 0.1, oracles.mined_triplets(b, "all", "semihard", copies=None)
+        ),
+    ),
+    "triplet-all-cosine": _named(
+        "triplet-hard",
+        lambda b: oracles.triplet(b, "cosine", 0.3),
+        positives="all",
+        negatives="all",
+        margin=0.3,
+    ),
+    "triplet-all-l2": _named(
+        "triplet-hard", lambda b: oracles.triplet(b, "l2", 0.2), positives="all", negatives="all", form="l2"
+    ),
+    "triplet-all-l2-squared": _named(
+        "triplet-hard",
+        lambda b: oracles.triplet(b, "l2_squared", 0.2),
+        positives="all",
+        negatives="all",
+        form="l2_squared",
+    ),
+    "contrastive": _named("contrastive", lambda b: oracles.contrastive(b, 1.0)),
+    "ep": _named("ep", lambda b: oracles.nca(b, 0.1, "easy", "all")),
+    "ephn": _named("ephn", lambda b: oracles.nca(b, 0.1, "easy", "hard")),
+    "epshn": _named("epshn", lambda b: oracles.nca(b, 0.1, "easy", "semihard")),
+    "hp": _named("hp", lambda b: oracles.nca(b, 0.1, "hard", "all")),
+    "hphn": _named("hphn", lambda b: oracles.nca(b, 0.1, "hard", "hard")),
+    "batch-all": _named("batch-all", lambda b: oracles.nca(b, 0.1, "all", "all")),
+    "batch-all-semihard": _named(
+        "batch-all", lambda b: oracles.nca(b, 0.1, "all", "semihard"), negatives="semihard"
+    ),
+    "rll": _named("rll", lambda b: oracles.rll(b, 1.2, 0.4, 10.0)),
+    "lifted": _named("lifted", lambda b: oracles.lifted(b, 1.0)),
+    "npair": _named("npair", lambda b: oracles.npair(b, 0.002)),
+    "angular": _named("angular", lambda b: oracles.angular(b, 45.0)),
+    "npair-angular": _named(
+        "npair-angular", lambda b: oracles.npair(b, 0.002) + 2 * oracles.angular(b, 45.0)
+    ),
+    "proxy-nca": Case(proxy_nca, lambda b: oracles.proxy_nca(b, proxy_nca().proxies.detach(), 3.0)),
+    "histogram": _named("histogram", lambda b: oracles.histogram(b, 101)),
+    "binomial": _named("binomial", lambda b: oracles.binomial(b, 2.0, 0.5, 25.0)),
+    "spectral-clust": _named("spectral-clust", lambda b: oracles.spectral_clust(b, 1e-3)),
+}
+
+
+def batch(seed=0, count=10, dim=DIM, classes=CLASSES, dtype=torch.float64, spread=1.0):
+    """Random embeddings around class centres, and labels with unequal classes."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    centres = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    noise = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    embeddings = (centres[labels] + spread * noise).to(dtype)
+    return embeddings.requires_grad_(), labels
+
+
+def pairs_of(seed=0, **settings):
+    return Pairs.of(*batch(seed, **settings))

@@ -1,0 +1,39 @@
+"""What a step may cost: no wait for the device, no tensor larger than O(N²)."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from firstpage import losses
+
+IMAGES, DIMENSIONS = 4096, 512
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor any operation returned."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.size = max(self.size, value.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_four_thousand_images_without_waiting_or_cubes(name):
+    """On the meta device tensors have shapes but no values: reading one, or needing one for a shape, fails.
+
+    So this shows that forward and backward never wait for a device, and the size of what they make.
+    (The facility search of struct-clust is one opaque operation here: its docstring says what it waits for.)
+    """
+    settings = {"classes": 1024, "dim": DIMENSIONS} if name == "proxy-nca" else {}
+    loss = losses.create(name, **settings).to("meta")
+    embeddings = torch.empty(IMAGES, DIMENSIONS, device="meta", requires_grad=True)
+    labels = torch.empty(IMAGES, dtype=torch.long, device="meta")
+    with Largest() as largest:
+        loss(embeddings, labels).backward()
+    assert embeddings.grad.shape == embeddings.shape
+    assert largest.size <= 8 * IMAGES * (IMAGES + 1)  # one [N, N] table of int64, or of float64 sums

@@ -1,0 +1,422 @@
+"""Every loss against its oracle, and against every batch that could break it."""
+
+import pytest
+import torch
+
+import oracles
+from batches import CASES, CLASSES, DIM, batch
+from firstpage import Pairs, losses, mining
+
+EVERY = losses.names()
+DETERMINISTIC = [n for n in EVERY if n not in ("margin", "triplet-uniform", "triplet-distance")]
+
+
+def create(name, **settings):
+    if name == "proxy-nca":
+        settings = {"classes": 16, "dim": 8} | settings
+    if name == "margin":
+        settings = {"classes": 16} | settings
+    torch.manual_seed(0)
+    return losses.create(name, **settings)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_terms_and_gradients_equal_the_oracle(name, seed):
+    embeddings, labels = batch(seed)
+    loss = CASES[name].build(reduction="none")
+    ours = loss(embeddings, labels)
+    theirs = CASES[name].oracle(oracles.Batch(embeddings, labels)) + 0 * embeddings.sum()
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    weights = torch.linspace(0.5, 1.5, len(labels), dtype=torch.float64)
+    (ours_gradient,) = torch.autograd.grad(ours @ weights, embeddings)
+    (theirs_gradient,) = torch.autograd.grad(theirs @ weights, embeddings)
+    torch.testing.assert_close(ours_gradient, theirs_gradient, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_queries_against_other_candidates_equal_the_oracle(name):
+    queries, labels = batch(3, count=6)
+    candidates, candidate_labels = batch(4, count=9)
+    loss = CASES[name].build(reduction="none")
+    ours = loss(queries, labels, candidates, candidate_labels)
+    theirs = CASES[name].oracle(oracles.Batch(queries, labels, candidates, candidate_labels))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    ours_gradients, theirs_gradients = (
+        # so that a constant side has the gradient 0, not None
+        torch.autograd.grad(terms.sum() + 0 * (queries.sum() + candidates.sum()), [queries, candidates])
+        for terms in (ours, theirs)
+    )
+    for mine, other in zip(ours_gradients, theirs_gradients, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_batch_passed_as_candidates_with_ids_is_the_batch(name):
+    embeddings, labels = batch(5)
+    ids = torch.randperm(len(labels))
+    loss = CASES[name].build(reduction="none")
+    alone = loss(embeddings, labels)
+    gathered = loss(embeddings, labels, embeddings.clone(), labels, image_ids=ids, candidate_ids=ids)
+    torch.testing.assert_close(alone, gathered)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_order_of_the_batch_does_not_matter(name):
+    embeddings, labels = batch(6)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    loss = CASES[name].build(reduction="none")
+    if "npair" in name:  # its pairs are the first two of a class: keep that order within classes
+        order = order[labels[order].argsort(stable=True)]
+        order = torch.cat([order[labels[order] == c].sort().values for c in (2, 0, 3, 1)])
+    torch.testing.assert_close(loss(embeddings, labels)[order], loss(embeddings[order], labels[order]))
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "rll"])
+def test_gradcheck(name):
+    embeddings, labels = batch(7, count=8)
+    loss = CASES[name].build()
+    assert torch.autograd.gradcheck(lambda e: loss(e, labels), (embeddings,), eps=1e-7, atol=1e-5)
+
+
+def test_gradcheck_of_ranked_list_with_constant_candidates():
+    # Its candidates and weights are constants, so a finite difference of the whole would see too much:
+    # check the part of the queries, with one candidate inside the band, whose weight is 1 whatever it is.
+    queries, candidates = torch.randn(4, 3).double().requires_grad_(), torch.randn(5, 3).double()
+    loss = losses.RankedList(alpha=2.0, temperature=0.0)
+    labels, candidate_labels = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1, 1])
+    assert torch.autograd.gradcheck(lambda q: loss(q, labels, candidates, candidate_labels), (queries,))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_reductions_agree(name):
+    embeddings, labels = batch(8, count=12, dim=8, classes=3)
+    terms, mean, total = (
+        (torch.manual_seed(0), create(name, reduction=reduction).double()(embeddings, labels))[1]
+        for reduction in ("none", "mean", "sum")
+    )
+    assert terms.shape == (12,)
+    torch.testing.assert_close(terms.mean(), mean)
+    torch.testing.assert_close(terms.sum(), total)
+
+
+STRANGE = {
+    "no positives": lambda: (torch.randn(6, 8), torch.arange(6)),
+    "one class": lambda: (torch.randn(6, 8), torch.zeros(6, dtype=torch.long)),
+    "one image": lambda: (torch.randn(1, 8), torch.zeros(1, dtype=torch.long)),
+    "duplicated images": lambda: (torch.randn(5, 8).repeat(2, 1), torch.arange(10) % 3),
+    "all the same image": lambda: (torch.ones(8, 8), torch.arange(8) // 2),
+    "zero vectors": lambda: (torch.zeros(8, 8), torch.arange(8) // 2),
+    "opposite vectors": lambda: (
+        torch.randn(1, 8) * torch.tensor([1.0, -1.0] * 4)[:, None],
+        torch.arange(8) // 2,
+    ),
+    "two images": lambda: (torch.randn(2, 8), torch.tensor([0, 1])),
+    "long vectors": lambda: (1e4 * torch.randn(12, 8), torch.arange(12) // 3),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("name", EVERY)
+def test_any_batch_gives_finite_loss_and_gradients(name, strange):
+    torch.manual_seed(1)
+    embeddings, labels = STRANGE[strange]()
+    embeddings.requires_grad_()
+    loss = create(name)
+    if name == "spectral-clust" and len(embeddings) <= 8:
+        with pytest.raises(ValueError, match="more images than dimensions"):
+            loss(embeddings, labels)
+        return
+    value = loss(embeddings, labels)
+    value.backward()
+    assert value.isfinite()
+    assert embeddings.grad.isfinite().all()
+    for parameter in loss.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"proxy-nca", "spectral-clust"}))
+def test_nothing_to_learn_is_zero_and_backpropagates(name):
+    embeddings = torch.randn(1, 8, requires_grad=True)
+    value = create(name)(embeddings, torch.tensor([3]))
+    value.backward()
+    assert value.item() == 0
+    assert embeddings.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", EVERY)
+def test_autocast_computes_in_float32(name, dtype):
+    generator = torch.Generator().manual_seed(2)
+    network = torch.nn.Linear(16, 8, bias=False)
+    torch.nn.init.normal_(network.weight, generator=generator)
+    images, labels = torch.randn(32, 16, generator=generator), torch.arange(32) // 4
+    loss = create(name)
+    with torch.autocast("cpu", dtype=dtype):
+        embeddings = network(images)
+        assert embeddings.dtype == dtype
+        torch.manual_seed(3)
+        value = loss(embeddings, labels)
+    assert value.dtype == torch.float32
+    torch.manual_seed(3)
+    torch.testing.assert_close(value, loss(embeddings.float(), labels))
+    value.backward()
+    assert network.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"spectral-clust"}))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_thousand_dimensions(name, dtype):
+    torch.manual_seed(4)
+    embeddings = torch.randn(24, 1024).to(dtype).requires_grad_()
+    settings = {"dim": 1024} if name == "proxy-nca" else {}
+    value = create(name, **settings)(embeddings, torch.arange(24) // 3)
+    value.backward()
+    assert value.isfinite()
+    assert embeddings.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_compiles_to_one_graph(name):
+    torch.compiler.reset()
+    embeddings, labels = batch(9, count=16, dim=8, classes=4, dtype=torch.float32)
+    loss = create(name)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    expected, value = loss(embeddings, labels), compiled(embeddings, labels)
+    torch.testing.assert_close(value, expected)
+    for mine, other in zip(
+        torch.autograd.grad(value, embeddings), torch.autograd.grad(expected, embeddings), strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("positives", ["all", "easy", "hard", "random"])
+@pytest.mark.parametrize("negatives", ["all", "hard", "semihard", "uniform", "distance_weighted"])
+@pytest.mark.parametrize("kind", ["triplet", "nca", "angular", "contrastive", "margin"])
+def test_the_whole_mining_grid(kind, positives, negatives):
+    """Each loss over each point of the grid, re-derived from the index triplets or pairs it was mined."""
+    embeddings, labels = batch(10, count=9)
+    pairs = Pairs.of(embeddings, labels)
+    mined = mining.mine(pairs, positives, negatives, generator=torch.Generator().manual_seed(5))
+    naive = oracles.Batch(embeddings, labels)
+    if kind in ("contrastive", "margin"):
+        (a, p), (b, n) = mined.pairs()
+        positive = torch.stack([naive.d(int(i), int(j)) for i, j in zip(a, p, strict=True)])
+        negative = torch.stack([naive.d(int(i), int(j)) for i, j in zip(b, n, strict=True)])
+        if kind == "contrastive":
+            ours = losses.contrastive(pairs, mined, 1.0).mean()
+            far, near = positive.square(), (1.0 - negative).relu().square()
+            expected = far.sum() / (far > 0).sum() + near.sum() / (near > 0).sum().clamp_min(1)
+        else:
+            ours = losses.margin(pairs, mined, torch.full((9,), 1.2, dtype=torch.float64)).mean()
+            cost = torch.cat([(0.2 + positive - 1.2).relu(), (0.2 - negative + 1.2).relu()])
+            expected = cost.sum() / (cost > 0).sum()
+        torch.testing.assert_close(ours, expected)
+        return
+    triplets = [tuple(map(int, t)) for t in zip(*mined.triplets(), strict=True)]
+    assert triplets
+    by_pair = {}
+    for a, p, n in triplets:
+        by_pair.setdefault((a, p), []).append(n)
+    if kind == "triplet":
+        ours = losses.triplet(pairs, mined, "l2", 0.2)
+        expected = oracles.triplet(naive, "l2", 0.2, triplets)
+    else:
+        ours = losses.nca(pairs, mined, 0.1) if kind == "nca" else losses.angular(pairs, mined, 45.0)
+        terms = {}
+        for (a, p), chosen in by_pair.items():
+            if kind == "nca":
+                exponents = [(naive.s(a, n) - naive.s(a, p)) / 0.1 for n in chosen]
+            else:
+                exponents = [4 * (naive.s(a, n) + naive.s(p, n)) - 4 * naive.s(a, p) for n in chosen]
+            terms.setdefault(a, []).append((1 + sum(e.exp() for e in exponents)).log())
+        expected = torch.stack(
+            [sum(terms[a]) / len(terms[a]) if a in terms else oracles.zero() for a in range(9)]
+        )
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("build", [losses.Triplet, losses.NCA, losses.Angular])
+def test_losses_learn_beside_the_boundary(build):
+    embeddings, labels = batch(11, count=12, classes=3)
+    loss = build(mining=mining.boundary(k=3, margin=0.1))
+    value = loss(embeddings, labels)
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    mined = mining.boundary(k=3, margin=0.1)(Pairs.of(embeddings, labels), None)
+    assert len(mined.triplets()[0]) > 0
+    assert value > 0
+    assert gradient.abs().sum() > 0
+
+
+def test_margin_draws_are_reproducible_and_equal_the_oracle():
+    embeddings, labels = batch(12, count=12, dim=16)
+    draw = mining.product("all", "distance_weighted")
+    a, p, n = draw(Pairs.of(embeddings, labels), torch.Generator().manual_seed(6)).triplets()
+    drawn = {(int(i), int(j)): int(k) for i, j, k in zip(a, p, n, strict=True)}
+    loss = losses.Margin(reduction="none", generator=torch.Generator().manual_seed(6)).double()
+    expected = oracles.margin(oracles.Batch(embeddings, labels), 0.2, [1.2] * 12, 0.0, drawn)
+    torch.testing.assert_close(loss(embeddings, labels), expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(loss(embeddings, labels), expected)  # the generator went on: other draws
+
+
+def test_margin_learns_its_three_boundaries():
+    embeddings, labels = batch(13, count=8)
+    ids = torch.arange(8)
+    loss = losses.Margin(classes=CLASSES, images=8, nu=0.1).double()
+    loss(embeddings, labels, image_ids=ids).backward()
+    assert {name for name, _ in loss.named_parameters()} == {"beta", "beta_class", "beta_image"}
+    assert all(parameter.grad.abs().sum() > 0 for parameter in loss.parameters())
+    present = torch.bincount(labels, minlength=CLASSES) > 0
+    assert (loss.beta_class.grad[~present] == 0).all()
+
+
+def test_a_larger_nu_makes_a_smaller_boundary():
+    embeddings, labels = batch(14, count=12)
+    slopes = []
+    for nu in (0.0, 0.5):
+        loss = losses.Margin(nu=nu, negatives="hard").double()
+        loss(embeddings, labels).backward()
+        slopes.append(loss.beta.grad.item())
+    assert slopes[1] > slopes[0]
+
+
+def test_easy_hard_and_batch_all_coincide_with_two_images_a_class():
+    embeddings, _ = batch(15, count=12)
+    labels = torch.arange(12) // 2
+    values = [losses.create(name, reduction="none")(embeddings, labels) for name in ("ep", "hp", "batch-all")]
+    torch.testing.assert_close(values[0], values[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(values[0], values[2], rtol=1e-12, atol=0)
+
+
+def test_copies_are_not_positives():
+    points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+    labels = torch.tensor([0, 0, 0, 1])
+    seen = losses.NCA(positives="easy", negatives="all", reduction="none")(points, labels)
+    alone = losses.NCA(positives="easy", negatives="all", reduction="none")(points[1:], labels[1:])
+    torch.testing.assert_close(seen[1], alone[0])
+
+
+def test_topk_decorrelation_adds_the_covariance_term():
+    embeddings, labels = batch(16)
+    vectors = torch.nn.functional.normalize(embeddings.detach(), dim=1)
+    covariance = torch.cov(vectors.T, correction=0)
+    expected = 0.1 * (covariance - torch.eye(DIM, dtype=torch.float64)).norm()
+    plain, extra = (losses.TopKPrecision(decorrelation=w)(embeddings, labels) for w in (0.0, 0.1))
+    torch.testing.assert_close(extra - plain, expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_structured_clustering_finds_facilities_no_swap_improves(seed):
+    embeddings, labels = batch(seed, count=9, classes=3)
+    naive = oracles.Batch(embeddings, labels)
+    pairs = Pairs.of(embeddings.detach(), labels)
+    assigned = torch.ops.firstpage.facilities(pairs.distance, labels, labels, 1.0, 20)[0]
+    chosen = tuple(assigned.unique().tolist())
+    ours = losses.StructuredClustering(reduction="none", refinements=20)(embeddings, labels)
+    given = oracles.struct_clust_given(naive, 1.0, chosen)
+    # A class of two has two medoids, equally good: the terms may differ, their sum may not.
+    torch.testing.assert_close(ours.sum(), given.sum(), rtol=1e-7, atol=1e-9)
+    if ours.sum() > 0:
+        torch.testing.assert_close(
+            *(torch.autograd.grad(terms.sum(), embeddings)[0] for terms in (ours, given)),
+            rtol=1e-6,
+            atol=1e-8,
+        )
+    assert ours.sum() <= oracles.struct_clust(naive, 1.0).sum() + 1e-9  # brute force over all sets
+    for out in chosen:
+        for other in set(range(9)) - set(chosen):
+            swapped = tuple(sorted((set(chosen) - {out}) | {other}))
+            assert oracles.struct_clust_given(naive, 1.0, swapped).sum() <= ours.sum() + 1e-5
+
+
+def test_structured_clustering_against_other_candidates():
+    queries, labels = batch(21, count=7, classes=3)
+    candidates, candidate_labels = batch(22, count=8, classes=3)
+    keep = torch.isin(labels, candidate_labels)
+    ours = losses.StructuredClustering(reduction="none")(queries, labels, candidates, candidate_labels)
+    exact = oracles.struct_clust(
+        oracles.Batch(queries[keep], labels[keep], candidates, candidate_labels), 1.0
+    ).sum()
+    assert (ours[~keep] == 0).all()
+    assert 0.8 * exact - 1e-9 <= ours.sum() <= exact + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: losses.TopKPrecision(k=0), r"TopKPrecision\(k=0\): k must be at least 1"),
+        (lambda: losses.TopKPrecision(margin=-1), "margin"),
+        (lambda: losses.TopKPrecision(decorrelation=-1), "decorrelation"),
+        (lambda: losses.Triplet(form="cube"), "form='cube'"),
+        (lambda: losses.Triplet(margin=-0.1), "margin"),
+        (lambda: losses.Triplet(negatives="hardest"), "negatives='hardest': choose one of all, hard"),
+        (lambda: losses.NCA(temperature=0), "temperature"),
+        (lambda: losses.NCA(reduction="max"), "reduction='max'"),
+        (lambda: losses.RankedList(alpha=3), "alpha=3"),
+        (lambda: losses.RankedList(margin=2), "margin=2"),
+        (lambda: losses.RankedList(temperature=-1), "temperature"),
+        (lambda: losses.LiftedStructure(alpha=-1), "alpha"),
+        (lambda: losses.Contrastive(margin=0), "margin=0"),
+        (lambda: losses.Margin(classes=0), "classes=0"),
+        (lambda: losses.Margin(alpha=-1), "alpha"),
+        (lambda: losses.NPair(l2=-1), "l2"),
+        (lambda: losses.Angular(degrees=90), "degrees=90"),
+        (lambda: losses.ProxyNCA(0, 8), "classes=0"),
+        (lambda: losses.ProxyNCA(2, 8, scale=0), "scale"),
+        (lambda: losses.Histogram(bins=1), "bins=1"),
+        (lambda: losses.BinomialDeviance(alpha=0), "alpha=0"),
+        (lambda: losses.SpectralClustering(ridge=0), "ridge"),
+        (lambda: losses.StructuredClustering(gamma=-1), "gamma"),
+        (lambda: losses.StructuredClustering(refinements=-1), "refinements"),
+        (lambda: losses.Combined([]), "one weight per loss"),
+        (lambda: losses.create("top-k"), "did you mean 'topk'"),
+        (lambda: losses.create("topk", gama=1), "no setting 'gama'"),
+        (lambda: losses.create("proxy-nca"), "needs classes, dim"),
+    ],
+)
+def test_wrong_settings_are_named(call, complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_that_do_not_fit_beta_or_proxies_are_named():
+    points, labels = torch.randn(4, 3), torch.tensor([0, 0, 5, 5])
+    with pytest.raises(ValueError, match=r"labels run from 0 to 5: Margin\(classes=3\)"):
+        losses.Margin(classes=3)(points, labels)
+    with pytest.raises(ValueError, match=r"labels run from 0 to 5: ProxyNCA\(classes=3\)"):
+        losses.ProxyNCA(classes=3, dim=3)(points, labels)
+    with pytest.raises(ValueError, match="pass image_ids"):
+        losses.Margin(images=4)(points, labels)
+    with pytest.raises(ValueError, match="needs dim=3"):
+        losses.ProxyNCA(classes=6, dim=4)(points, labels)
+
+
+def test_every_row_of_the_tables_has_its_name():
+    assert set(EVERY) == {
+        *("topk", "margin", "triplet-uniform", "triplet-hard", "triplet-semihard", "triplet-distance"),
+        *("contrastive", "ep", "ephn", "epshn", "hp", "hphn", "batch-all", "rll", "lifted", "npair"),
+        *("angular", "npair-angular", "proxy-nca", "histogram", "binomial", "struct-clust", "spectral-clust"),
+    }
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_brings_classes_together(name):
+    """A few steps of plain gradient descent raise the share of queries whose nearest image is a positive."""
+    torch.manual_seed(7)
+    labels = torch.arange(48) // 6
+    features = torch.randn(8, 32)[labels] + 2.2 * torch.randn(48, 32)
+    network = torch.nn.Linear(32, 8)
+    loss = create(name)
+    optimiser = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=0.01)
+
+    def precision():
+        similarity = Pairs.of(network(features), labels).similarity.detach().fill_diagonal_(-2)
+        return (labels[similarity.argmax(dim=1)] == labels).float().mean().item()
+
+    before = precision()
+    for _ in range(150):
+        optimiser.zero_grad()
+        loss(network(features), labels).backward()
+        optimiser.step()
+    assert precision() >= before + 0.2
