@@ -101,11 +101,9 @@ CASES = {
     ),
     "rll": _named("rll", lambda b: oracles.rll(b, 1.2, 0.4, 10.0)),
     "lifted": _named("lifted", lambda b: oracles.lifted(b, 1.0)),
-    "npair": _named("npair", lambda b: oracles.npair(b, 0.002)),
+    "npair": _named("npair", lambda b: oracles.npair(b, 0.02)),
     "angular": _named("angular", lambda b: oracles.angular(b, 45.0)),
-    "npair-angular": _named(
-        "npair-angular", lambda b: oracles.npair(b, 0.002) + 2 * oracles.angular(b, 45.0)
-    ),
+    "npair-angular": _named("npair-angular", lambda b: oracles.npair(b, 0.02) + 2 * oracles.angular(b, 45.0)),
     "proxy-nca": Case(proxy_nca, lambda b: oracles.proxy_nca(b, proxy_nca().proxies.detach(), 3.0)),
     "histogram": _named("histogram", lambda b: oracles.histogram(b, 101)),
     "binomial": _named("binomial", lambda b: oracles.binomial(b, 2.0, 0.5, 25.0)),

@@ -24,7 +24,7 @@ class Combined(Loss):
     >>> from firstpage.losses import Angular, NPair
     >>> loss = Combined([NPair(), Angular()], weights=[1.0, 2.0])
     >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    tensor(2.8944)
+    tensor(2.9304)
     """
 
     def __init__(

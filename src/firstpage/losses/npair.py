@@ -12,7 +12,7 @@ from firstpage.pairs import Pairs
 __all__ = ["NPair", "npair"]
 
 
-def npair(pairs: Pairs, l2: float = 0.002) -> Tensor:
+def npair(pairs: Pairs, l2: float = 0.02) -> Tensor:
     """[Q]: log(1 + Σ_{j≠i} exp(f_iᵀf_j⁺ − f_iᵀf_i⁺)) + l2 (‖f_i‖² + ‖f_i⁺‖²) over one pair a class.
 
     Ranked List, Eq. 2. Products are of the raw embeddings. The mean over queries is the mean over pairs.
@@ -60,7 +60,7 @@ class NPair(Loss):
     tensor(0.1269)
     """
 
-    def __init__(self, l2: float = 0.002, reduction: Reduction = "mean") -> None:
+    def __init__(self, l2: float = 0.02, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if not l2 >= 0:
             raise ValueError(f"NPair(l2={l2}): l2 must not be negative")

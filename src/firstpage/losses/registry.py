@@ -27,7 +27,7 @@ __all__ = ["create", "names"]
 
 
 def _npair_angular(
-    weight: float = 2.0, degrees: float = 45.0, l2: float = 0.002, reduction: Reduction = "mean"
+    weight: float = 2.0, degrees: float = 45.0, l2: float = 0.02, reduction: Reduction = "mean"
 ) -> Combined:
     """N-pair plus `weight` times the angular loss; its authors take 2."""
     return Combined([NPair(l2), Angular(degrees)], [1.0, weight], reduction)
