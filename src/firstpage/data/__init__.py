@@ -1,0 +1,6 @@
+"""From folders of images to batches."""
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.readers import read, readers
+
+__all__ = ["Catalog", "read", "readers"]
