@@ -1,8 +1,9 @@
 """firstpage: image embeddings for visual search whose first page of results is right.
 
 Labelled images go in, an embedding whose first page of results is right comes out, and everything is
-measured on the way. The pieces of the ground floor:
+measured on the way.
 
+- `firstpage.data`: images, labels and splits; from files to batches.
 - `firstpage.Pairs`: who is compared with whom, the one object every method reads.
 - `firstpage.mining`: who is looked at (positive strategies × negative strategies).
 - `firstpage.losses`: what their scores cost.
@@ -14,9 +15,24 @@ measured on the way. The pieces of the ground floor:
 >>> loss(embeddings, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).backward()
 """
 
-from firstpage import losses, mining
-from firstpage.pairs import Pairs
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from firstpage import data, losses, mining
+    from firstpage.pairs import Pairs
 
 __version__ = "0.1.0"
 
-__all__ = ["Pairs", "__version__", "losses", "mining"]
+__all__ = ["Pairs", "__version__", "data", "losses", "mining"]
+
+
+def __getattr__(name: str) -> object:
+    # On demand: torch takes seconds to import, and the processes that only decode images need none of it.
+    if name == "Pairs":
+        return import_module("firstpage.pairs").Pairs
+    if name in ("data", "losses", "mining"):
+        return import_module(f"firstpage.{name}")
+    raise AttributeError(f"module 'firstpage' has no attribute {name!r}")

@@ -1,0 +1,6 @@
+"""From folders of images to batches."""
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.readers import kinds, read
+
+__all__ = ["Catalog", "kinds", "read"]

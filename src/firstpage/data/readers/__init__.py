@@ -1,0 +1,103 @@
+"""Readers: one a dataset, each for the layout in which it is distributed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.readers.cars import cars
+from firstpage.data.readers.casia import casia
+from firstpage.data.readers.cub import cub
+from firstpage.data.readers.folder import folder
+from firstpage.data.readers.hotels50k import hotels50k
+from firstpage.data.readers.inshop import inshop
+from firstpage.data.readers.layout import MARKERS, locate
+from firstpage.data.readers.lfw import lfw
+from firstpage.data.readers.sop import sop
+from firstpage.data.readers.survey import survey
+from firstpage.data.readers.table import csv, parquet
+
+__all__ = ["kinds", "read"]
+
+_READERS: dict[str, Callable[..., Catalog]] = {
+    "cub": cub,
+    "cars": cars,
+    "sop": sop,
+    "inshop": inshop,
+    "hotels50k": hotels50k,
+    "casia": casia,
+    "lfw": lfw,
+    "folder": folder,
+    "csv": csv,
+    "parquet": parquet,
+}
+_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+
+
+def kinds() -> list[str]:
+    """The kinds of dataset that `read` knows.
+
+    Example:
+        >>> kinds()
+        ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
+    """
+    return [*_READERS, "glyphs"]
+
+
+def read(path: str | Path, kind: str | None = None, **options: Any) -> Catalog:  # noqa: ANN401
+    """Reads a dataset, in the layout it is distributed in.
+
+    What is wrong with it but can be worked with (missing files, empty classes, counts that differ from the
+    published ones) is warned of, and kept in `warnings` of the catalog. Rows of missing files stay.
+
+    Args:
+        path: A folder or a table; "glyphs" is the set that comes with the package.
+        kind: One of `kinds()`; found from what the folder holds, if not given.
+        options: Passed to the reader: `root` for csv and parquet, those of `glyphs`.
+
+    Raises:
+        FileNotFoundError: There is nothing, or not that kind of dataset.
+        ValueError: The kind is unknown or cannot be told, or an annotation cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("wren", "auk"):
+        ...         Path(root, name).mkdir()
+        ...         Path(root, name, "1.jpg").touch()
+        ...     print(read(root).summary())
+        folder: 2 images, 2 classes
+    """
+    if path == "glyphs" and kind in (None, "glyphs"):
+        embedded: Catalog = import_module("firstpage.data.glyphs").glyphs(**options)
+        return embedded
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")
+    kind = kind or _kind_of(path)
+    if kind not in _READERS:
+        known = "read('glyphs') takes no path" if kind == "glyphs" else f"must be one of {', '.join(kinds())}"
+        raise ValueError(f"read({str(path)!r}, kind={kind!r}): {known}")
+    catalog = _READERS[kind](path, **options)
+    catalog = replace(catalog, warnings=catalog.warnings + survey(catalog))
+    for warning in catalog.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return catalog
+
+
+def _kind_of(path: Path) -> str:
+    if not path.is_dir():
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(f"read({str(path)!r}): neither a folder nor a table; extract it, or give kind=")
+        return _SUFFIXES[path.suffix.lower()]
+    kinds = [kind for kind in MARKERS if locate(path, kind)]
+    if len(kinds) > 1:
+        raise ValueError(
+            f"read({str(path)!r}): holds {' and '.join(kinds)}; give the folder of one, or kind="
+        )
+    return kinds[0] if kinds else "folder"

@@ -1,0 +1,92 @@
+"""Cars-196 (Krause et al., 2013)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.readers.folder import from_folders
+from firstpage.data.readers.layout import first_classes, folders_in, require
+
+TRAIN_CLASSES = 98
+CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
+
+
+def cars(path: Path) -> Catalog:
+    """Reads Cars-196 in any of its three layouts; the first 98 classes train, the others test.
+
+    Only the annotations have boxes. The publisher's own train and test files are both read: his split is
+    within classes, the one of retrieval is between them.
+
+        cars_annos.mat  car_ims/000001.jpg
+        devkit/cars_train_annos.mat  devkit/cars_meta.mat  [devkit/]cars_test_annos_withlabels.mat
+            cars_train/00001.jpg  cars_test/00001.jpg
+        [train/ | test/]AM General Hummer SUV 2000/....jpg
+
+    Args:
+        path: The folder that holds these, or its parent.
+
+    Raises:
+        FileNotFoundError: It is not there, or one of its annotations is not.
+        ValueError: An annotation cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for split in ("train", "test"):
+        ...         Path(root, split, "AM General Hummer SUV 2000").mkdir(parents=True)
+        ...         Path(root, split, "AM General Hummer SUV 2000", "1.jpg").touch()
+        ...     catalog = cars(Path(root))
+        >>> catalog.classes, len(catalog.splits["train"])
+        (['AM General Hummer SUV 2000'], 2)
+    """
+    root = require(path, "cars")
+    if (root / "cars_annos.mat").exists():
+        catalog = _annotated(root, {"": root / "cars_annos.mat"}, root / "cars_annos.mat")
+    elif (root / "devkit").exists():
+        labelled = "cars_test_annos_withlabels.mat"
+        tested = root / labelled if (root / labelled).exists() else root / "devkit" / labelled
+        files = {"cars_train/": root / "devkit/cars_train_annos.mat", "cars_test/": tested}
+        catalog = _annotated(root, files, root / "devkit/cars_meta.mat")
+    else:
+        parts = [part for part in ("train", "test") if part in folders_in(root)]
+        catalog = from_folders("cars", root, parts or [""])
+    return replace(catalog, splits=first_classes(catalog.labels, TRAIN_CLASSES))
+
+
+def _annotated(root: Path, files: dict[str, Path], meta: Path) -> Catalog:
+    """The catalog of annotation files, each with the folder its file names are relative to."""
+    paths: list[str] = []
+    labels, boxes = [], []
+    for folder, file in files.items():
+        rows = _load(file, "annotations")
+        fields = rows.dtype.names or ()
+        name = "relative_im_path" if "relative_im_path" in fields else "fname"
+        for needed in (name, "class", *CORNERS):
+            if needed not in fields:
+                raise ValueError(f"{file}: annotations have no field {needed!r}, only {', '.join(fields)}")
+        paths += [f"{folder}{image}" for image in rows[name]]
+        labels.append(rows["class"].astype(np.int64) - 1)
+        corners = [rows[corner].astype(np.float32) for corner in CORNERS]
+        boxes.append(np.stack(corners, axis=1))
+        boxes[-1][:, :2] -= 1  # MATLAB counts pixels from 1; the last one lies in the box
+    classes = [str(name) for name in _load(meta, "class_names")]
+    return Catalog("cars", root, paths, np.concatenate(labels), classes, {}, boxes=np.concatenate(boxes))
+
+
+def _load(file: Path, variable: str) -> NDArray[Any]:
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file; is the dataset complete?")
+    try:
+        return np.atleast_1d(loadmat(file, squeeze_me=True, variable_names=[variable])[variable])
+    except Exception as error:  # loadmat raises whatever its parser happens to meet
+        raise ValueError(
+            f"{file}: cannot read {variable!r} from it ({type(error).__name__}: {error})"
+        ) from None

@@ -1,0 +1,86 @@
+"""Hotels-50K (Stylianou et al., 2019)."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.readers.layout import MARKERS, csv_rows, images_below, number, require
+
+
+def hotels50k(path: Path) -> Catalog:
+    r"""Reads Hotels-50K: a class is a hotel, a group its chain; the train images are the gallery too.
+
+        [input/][dataset/]train_set.csv  test_set.csv  (image_id, hotel_id, image_url, image_source, ...)
+        [input/][dataset/]hotel_info.csv  (hotel_id, hotel_name, chain_id, ...)
+        [input/][dataset/]chain_info.csv  (chain_id, chain_name)
+        images/train/<chain>/<hotel>/<source>/<image>.jpg
+        images/test/unoccluded/<chain>/<hotel>/<source>/<image>.jpg
+
+    Images are found by their id, because the publisher's script has written them into one flat folder as
+    well as into this tree, with the suffix of their address. Without hotel_info.csv there are no groups.
+
+    Args:
+        path: The folder that holds images/ and the tables, or its parent.
+
+    Raises:
+        FileNotFoundError: It is not there, or one of the two sets is not.
+        ValueError: A row has too few fields.
+
+    Example:
+        >>> import tempfile
+        >>> header = "image_id,hotel_id,image_url,image_source,upload_timestamp"
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     _ = Path(root, "train_set.csv").write_text(f"{header}\n7,12,http://x/7.jpg,expedia,")
+        ...     _ = Path(root, "test_set.csv").write_text(f"{header}\n8,12,http://x/8.jpg,traffickcam,")
+        ...     _ = Path(root, "hotel_info.csv").write_text("hotel_id,hotel_name,chain_id\n12,Sea View,3")
+        ...     catalog = hotels50k(Path(root))
+        >>> catalog.paths[1], {name: rows.tolist() for name, rows in catalog.splits.items()}
+        ('images/test/unoccluded/3/12/traffickcam/8.jpg', {'train': [0], 'gallery': [0], 'query': [1]})
+    """
+    root = require(path, "hotels50k")
+    tables = next(root / marker for marker in MARKERS["hotels50k"] if (root / marker).exists()).parent
+    chain_of = _mapping(tables / "hotel_info.csv", 2)
+    chain_names = _mapping(tables / "chain_info.csv", 1)
+    paths: list[str] = []
+    hotels: list[str] = []
+    counts = []
+    for file, folder in (
+        (tables / "train_set.csv", "images/train"),
+        (tables / "test_set.csv", "images/test/unoccluded"),
+    ):
+        there = images_below(root, folder) if (root / folder).is_dir() else []
+        file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in there}
+        for line, row in islice(csv_rows(file), 1, None):
+            if len(row) < 4:
+                raise ValueError(
+                    f"{file}:{line}: expected image_id, hotel_id, image_url, image_source, got {row}"
+                )
+            image, hotel, _, source = row[:4]
+            expected = f"{folder}/{chain_of.get(hotel, '0')}/{hotel}/{source}/{image}.jpg"
+            paths.append(file_of.get(image, expected))
+            hotels.append(hotel)
+        counts.append(len(paths))
+    labels, classes = number(hotels)
+    groups, chains = number(chain_of.get(hotel, "0") for hotel in hotels)
+    train, query = np.split(np.arange(len(paths)), counts[:1])
+    return Catalog(
+        "hotels50k",
+        root,
+        paths,
+        labels,
+        classes,
+        {"train": train, "gallery": train, "query": query},
+        groups=groups if chain_of else None,
+        group_names=[chain_names.get(chain, chain) for chain in chains] if chain_of else [],
+    )
+
+
+def _mapping(file: Path, column: int) -> dict[str, str]:
+    """First column to another, of a table that need not be there."""
+    if not file.exists():
+        return {}
+    return {row[0]: row[column] for _, row in islice(csv_rows(file), 1, None) if len(row) > column}

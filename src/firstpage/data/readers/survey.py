@@ -1,0 +1,72 @@
+"""What is noticed about a catalog before any image is opened."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from firstpage.data.catalog import Catalog
+
+# Images of each split, as the papers print them.
+PUBLISHED = {
+    "cub": {"train": 5_864, "test": 5_924},
+    "cars": {"train": 8_054, "test": 8_131},
+    "sop": {"train": 59_551, "test": 60_502},
+    "inshop": {"train": 25_882, "query": 14_218, "gallery": 12_612},
+}
+
+
+def survey(catalog: Catalog) -> list[str]:
+    r"""Faults of a catalog, one line each: missing files, empty classes, unusual counts.
+
+    Example:
+        >>> catalog = Catalog("x", Path("nowhere"), ["wren/1.jpg"], np.array([0]), ["wren", "auk"], {})
+        >>> print(*survey(catalog), sep="\n")
+        x: 1 of 1 images are not on disk, the first is 'wren/1.jpg'; their rows stay, and cannot be decoded
+        x: 1 of 2 classes have no image, the first is 'auk'
+    """
+    faults = []
+    missing = missing_rows(catalog.root, catalog.paths)
+    if missing:
+        faults.append(
+            f"{len(missing):,} of {len(catalog):,} images are not on disk, the first is "
+            f"{catalog.paths[missing[0]]!r}; their rows stay, and cannot be decoded"
+        )
+    empty = np.flatnonzero(np.bincount(catalog.labels, minlength=len(catalog.classes)) == 0)
+    if empty.size:
+        first = catalog.classes[empty[0]]
+        faults.append(
+            f"{empty.size:,} of {len(catalog.classes):,} classes have no image, the first is {first!r}"
+        )
+    for split, published in PUBLISHED.get(catalog.name, {}).items():
+        count = len(catalog.splits[split])
+        if count != published:
+            faults.append(f"{split} has {count:,} images, the published split has {published:,}")
+    return [f"{catalog.name}: {fault}" for fault in faults]
+
+
+def missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
+    """Rows whose file is not there, found by listing each folder once instead of asking for each file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     Path(root, "1.jpg").touch()
+        ...     missing_rows(Path(root), ["1.jpg", "2.jpg", "wren/1.jpg"])
+        [1, 2]
+    """
+    rows_in: defaultdict[str, list[int]] = defaultdict(list)
+    for row, path in enumerate(paths):
+        rows_in[path[: path.rfind("/") + 1]].append(row)
+    missing = []
+    for folder, rows in rows_in.items():
+        try:
+            there = set(os.listdir(root / folder))
+        except (OSError, ValueError):  # ValueError: a path that holds a NUL
+            there = set()
+        missing += [row for row in rows if paths[row][len(folder) :] not in there]
+    return sorted(missing)

@@ -1,0 +1,160 @@
+"""Tables of one's own: csv and parquet."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from math import isnan, nan
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+import numpy as np
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.readers.layout import csv_rows, number, rows_by_name
+
+CORNERS = ("x0", "y0", "x1", "y1")
+NOTHING = (None, "")
+
+
+def csv(path: Path, *, root: str | Path | None = None) -> Catalog:
+    r"""Reads a csv file (also with semicolons or tabs) whose header names `path` and `label`.
+
+    Further columns that are read: `split`; a box as `x0`, `y0`, `x1`, `y1` or as one `box` of four numbers;
+    `group`. An empty box or split is none. Paths may be absolute.
+
+    Args:
+        path: The file.
+        root: The folder that paths are relative to; that of the file, if not given.
+
+    Raises:
+        ValueError: A column is missing, or a row cannot be read; it is named.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "birds.csv")
+        ...     _ = file.write_text("path,label,split,box\n1.jpg,wren,train,0 0 20 10\n2.jpg,auk,test,\n")
+        ...     catalog = csv(file)
+        >>> catalog.classes, catalog.labels.tolist(), catalog.boxes.tolist()
+        (['auk', 'wren'], [1, 0], [[0.0, 0.0, 20.0, 10.0], [nan, nan, nan, nan]])
+    """
+    rows = csv_rows(path)
+    _, header = next(rows, (0, []))
+    return _catalog("csv", path, root, header, rows)
+
+
+def parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
+    """Reads a parquet file with the columns of `csv`; a `box` may be a list. Needs pyarrow.
+
+    Args:
+        path: The file.
+        root: The folder that paths are relative to; that of the file, if not given.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        ValueError: A column is missing, or a row cannot be read; it is named.
+
+    Example:
+        >>> import tempfile, pyarrow, pyarrow.parquet
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "birds.parquet")
+        ...     pyarrow.parquet.write_table(pyarrow.table({"path": ["1.jpg"], "label": ["wren"]}), file)
+        ...     parquet(file).classes
+        ['wren']
+    """
+    try:
+        from pyarrow import ArrowException  # type: ignore[import-untyped]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+    except ImportError:
+        raise ImportError("read(kind='parquet') needs pyarrow: pip install firstpage[parquet]") from None
+    try:
+        file = ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a parquet file ({str(error).splitlines()[0]})") from None
+    wanted = {"path", "label", "split", "box", "group", *CORNERS}
+    header = [name for name in file.schema_arrow.names if name.strip().lower() in wanted]
+    with file:
+        batches = (
+            zip(*batch.to_pydict().values(), strict=True) for batch in file.iter_batches(columns=header)
+        )
+        return _catalog("parquet", path, root, header, enumerate(chain.from_iterable(batches), 1))
+
+
+def _catalog(
+    kind: str,
+    file: Path,
+    root: str | Path | None,
+    header: Sequence[str],
+    rows: Iterable[tuple[int, Sequence[Any]]],
+) -> Catalog:
+    """The catalog of numbered rows under a header."""
+    column = {name.strip().lower(): position for position, name in enumerate(header)}
+    cornered = any(corner in column for corner in CORNERS)
+    for name in ("path", "label", *(CORNERS if cornered else ())):
+        if name not in column:
+            raise ValueError(f"{file}: no column {name!r}; its columns are {', '.join(column) or 'none'}")
+    path_at, label_at, split_at = column["path"], column["label"], column.get("split")
+    group_at, box_at = column.get("group"), column.get("box")
+    corners_at = [column[corner] for corner in CORNERS] if cornered else []
+
+    paths: list[str] = []
+    labels: list[str] = []
+    splits: list[str] = []
+    groups: list[str] = []
+    boxes = array("f")
+    for row_number, row in rows:
+        try:
+            if len(row) != len(header):
+                raise ValueError(f"expected {len(header)} cells, got {len(row)}")
+            paths.append(_filled(row[path_at], "path"))
+            # intern: a name that stands in many rows is kept once
+            labels.append(intern(_filled(row[label_at], "label")))
+            if split_at is not None:
+                splits.append(intern("" if row[split_at] is None else str(row[split_at])))
+            if group_at is not None:
+                groups.append(intern(_filled(row[group_at], "group")))
+            if cornered:
+                boxes.extend(_box([row[position] for position in corners_at]))
+            elif box_at is not None:
+                boxes.extend(_box(row[box_at]))
+        except ValueError as error:
+            raise ValueError(f"{file}: row {row_number}: {error}") from None
+    if not paths:
+        raise ValueError(f"{file}: has no rows below its header")
+    codes, classes = number(labels)
+    group_codes, group_names = number(groups)
+    return Catalog(
+        kind,
+        file.parent if root is None else Path(root),
+        paths,
+        codes,
+        classes,
+        rows_by_name(splits),
+        boxes=np.array(boxes, np.float32).reshape(-1, 4) if boxes else None,
+        groups=group_codes if groups else None,
+        group_names=group_names,
+    )
+
+
+def _filled(cell: object, name: str) -> str:
+    if cell in NOTHING:
+        raise ValueError(f"empty {name}")
+    return str(cell)
+
+
+def _box(cell: object) -> tuple[float, float, float, float]:
+    """Four numbers, from four cells, a list, or text such as "0 0 20 10" or "[0, 0, 20, 10]"."""
+    cells: Any = re.split(r"[\s,]+", cell.strip(" \t[]()")) if isinstance(cell, str) else cell
+    try:
+        if cells is None or all(value in NOTHING for value in cells):
+            return nan, nan, nan, nan
+        x0, y0, x1, y1 = map(float, cells)
+    except (TypeError, ValueError):
+        raise ValueError(f"expected a box of four numbers x0 y0 x1 y1, got {cell!r}") from None
+    if not (x0 < x1 and y0 < y1) and not all(map(isnan, (x0, y0, x1, y1))):
+        raise ValueError(f"expected a box with x0 < x1 and y0 < y1, got {cell!r}")
+    return x0, y0, x1, y1
