@@ -1,0 +1,241 @@
+"""The embedder: images to unit vectors. It knows its own preprocessing, and saves and loads as plain files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from firstpage.data.augment import Augment
+from firstpage.data.framing import Framing
+from firstpage.data.progress import progress_bar
+from firstpage.models import backbones
+from firstpage.models.pooling import Pooling
+from firstpage.models.settings import ModelSettings
+from firstpage.pairs import unit
+
+__all__ = ["Embedder", "Pixels"]
+
+VERSION = 1
+
+
+class Pixels(Protocol):
+    """Anything that hands out stored pixels: a `PixelStore` or a `Stream`."""
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Any, device: Any = None) -> Tensor: ...  # noqa: ANN401
+
+
+class _Level(nn.Sequential):
+    """Pooling, an optional layer norm and a head: features of one stage to a vector."""
+
+    def __init__(self, width: int, settings: ModelSettings) -> None:
+        layers: list[nn.Module] = [Pooling(settings.pooling)]
+        if settings.layer_norm:
+            layers.append(nn.LayerNorm(width, elementwise_affine=False))
+        if settings.head == "mlp":
+            layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
+        if settings.head != "none":
+            layers.append(nn.Linear(width, settings.dim))
+        super().__init__(*layers)
+
+
+class Embedder(nn.Module):
+    """Backbone → pooling → optional layer norm → head → unit vector.
+
+    Build one with `Embedder.create`, or `Embedder.load` a saved one. The call takes images as the network
+    sees them, float [B, 3, crop, crop], normalised; `embed` takes plain images, files or stored pixels.
+
+    Args:
+        settings: what it is made of.
+
+    >>> model = Embedder.create(backbone="small", dim=16, stored=48, crop=48)
+    >>> model(torch.zeros(2, 3, 48, 48)).shape
+    torch.Size([2, 16])
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.backbone = backbones.create(
+            settings.backbone,
+            weights=settings.weights,
+            checkpointing=settings.checkpointing,
+            **settings.options,
+        )
+        crop = min(self.backbone.size, settings.stored) if settings.crop is None else settings.crop
+        # The weights are in the model from here on: where they came from does not travel with it.
+        self.settings = replace(settings, crop=crop)
+        widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
+        self.heads = nn.ModuleList(_Level(width, settings) for width in widths)
+        self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)
+        if settings.freeze_batch_norm:
+            backbones.freeze_batch_norm(self.backbone)
+
+    @classmethod
+    def create(cls, **settings: Any) -> Self:  # noqa: ANN401
+        """An embedder with these `ModelSettings`.
+
+        >>> Embedder.create(backbone="small", head="multilevel", dim=8, stored=48).dim
+        24
+        """
+        return cls(ModelSettings(**settings))
+
+    def raw(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The vectors of each level [B, dim], not normalised: what the losses take.
+
+        >>> model = Embedder.create(backbone="small", head="multilevel", dim=8, stored=48)
+        >>> [level.shape[1] for level in model.raw(torch.zeros(2, 3, 48, 48))]
+        [8, 8, 8]
+        """
+        stages = self.backbone.stages(images) if len(self.heads) > 1 else (self.backbone(images),)
+        return tuple(head(stage) for head, stage in zip(self.heads, stages, strict=True))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Unit vectors [B, dim]; levels are concatenated first and normalised once."""
+        return unit(torch.cat(self.raw(images), dim=1).float())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are.
+
+        >>> Embedder.create(backbone="small", dim=4, stored=48).device
+        device(type='cpu')
+        """
+        return next(self.parameters()).device
+
+    @property
+    def framing(self) -> Framing:
+        """How a file becomes stored pixels.
+
+        >>> Embedder.create(backbone="small", dim=4, stored=48).framing.size
+        48
+        """
+        return Framing(self.settings.stored, self.settings.resize)
+
+    @property
+    def preprocess(self) -> Augment:
+        """How stored pixels become the network's input when nothing is random: the central crop, normalised.
+
+        >>> Embedder.create(backbone="small", dim=4, stored=48, crop=40).preprocess.size
+        40
+        """
+        crop = cast(int, self.settings.crop)
+        return Augment.test(crop, mean=self.backbone.mean, std=self.backbone.std)
+
+    @torch.inference_mode()
+    def embed(
+        self,
+        images: Pixels | Sequence[str | os.PathLike[str] | Image.Image | np.ndarray],
+        *,
+        rows: Sequence[int] | np.ndarray | None = None,
+        batch_size: int = 256,
+        progress: bool = True,
+    ) -> Tensor:
+        """Unit vectors [N, dim] of many images, float32 on the CPU.
+
+        Args:
+            images: stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3].
+            rows: which of them; all if left out.
+            batch_size: images at a time.
+            progress: show a progress bar.
+
+        Raises:
+            ValueError: a file cannot be decoded (it is named), or an array is not an image.
+
+        >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+        >>> model.embed([Image.new("RGB", (60, 80)), np.zeros((5, 5, 3), np.uint8)], progress=False).shape
+        torch.Size([2, 4])
+        """
+        chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
+        device, was_training = self.device, self.training
+        self.eval()
+        vectors = []
+        try:
+            with (
+                progress_bar("embedding", len(chosen), progress) as advance,
+                torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
+            ):
+                for pixels in self._pixels(images, chosen, batch_size):
+                    network_input = self.preprocess(pixels.to(device, non_blocking=True))
+                    vectors.append(self(network_input).cpu())
+                    advance(len(pixels))
+        finally:
+            self.train(was_training)
+        return torch.cat(vectors) if vectors else torch.empty(0, self.dim)
+
+    def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[Tensor]:  # noqa: ANN401
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for part in parts:
+            if hasattr(images, "batch"):
+                yield images.batch(part, self.device)
+            else:
+                yield torch.from_numpy(np.stack([self._square(images[row]) for row in part]))
+
+    def _square(self, image: object) -> np.ndarray:
+        if isinstance(image, str | os.PathLike):
+            return self.framing.read(os.fspath(image))
+        if isinstance(image, np.ndarray):
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+                raise ValueError(f"images: array {image.dtype} {image.shape}: an image is uint8 [height, width, 3]")
+            image = Image.fromarray(image)
+        if not isinstance(image, Image.Image):
+            raise ValueError(f"images: got {type(image).__name__}: give files, Pillow images or uint8 arrays")
+        return self.framing.frame(image)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `config.json` and `model.safetensors`; each appears whole or not at all.
+
+        >>> import tempfile
+        >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = Embedder.load(model.save(folder))
+        >>> torch.equal(again(torch.ones(1, 3, 48, 48)), model.eval()(torch.ones(1, 3, 48, 48)))
+        True
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        settings = asdict(replace(self.settings, weights=None))
+        about = {"firstpage": VERSION, "model": settings}
+        weights = {name: value.contiguous().cpu() for name, value in self.state_dict().items()}
+        save_file(weights, target / "model.safetensors.part")
+        (target / "config.json.part").write_text(json.dumps(about, indent=2) + "\n")
+        for name in ("model.safetensors", "config.json"):
+            os.replace(target / f"{name}.part", target / name)
+        return target
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Self:
+        """A saved embedder, in evaluation mode.
+
+        Raises:
+            FileNotFoundError: the folder holds no saved embedder.
+            ValueError: its files do not fit together.
+
+        >>> Embedder.load("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+        """
+        source = Path(folder)
+        if not (source / "config.json").is_file() or not (source / "model.safetensors").is_file():
+            raise FileNotFoundError(
+                f"{folder}: no saved embedder there: it holds config.json and model.safetensors"
+            )
+        about = json.loads((source / "config.json").read_text())
+        if about.get("firstpage") != VERSION:
+            raise ValueError(f"{source / 'config.json'}: not a firstpage model of version {VERSION}")
+        model = cls(ModelSettings(**about["model"]))
+        try:
+            model.load_state_dict(load_file(source / "model.safetensors"))
+        except (RuntimeError, SafetensorError) as error:
+            raise ValueError(f"{source}: model.safetensors does not fit config.json: {error}".split("\n")[0]) from None
+        return model.to(device).eval()

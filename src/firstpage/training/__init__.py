@@ -1,0 +1,6 @@
+"""Training: recipes, one readable loop, and the folder of a run."""
+
+from firstpage.training.loop import Result, fit
+from firstpage.training.recipe import Recipe
+
+__all__ = ["Recipe", "Result", "fit"]

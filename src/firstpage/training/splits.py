@@ -1,0 +1,84 @@
+"""Which images a run learns from, which it selects by, and which it is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from firstpage.data.catalog import Catalog
+from firstpage.evaluation import evaluate
+from firstpage.models.embedder import Embedder, Pixels
+from firstpage.training.recipe import TrainSettings
+
+__all__ = ["Roles", "Search", "assign"]
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A retrieval test: queries, and the gallery they search (None: one another).
+
+    >>> Search(np.arange(3)).gallery is None
+    True
+    """
+
+    queries: Rows
+    gallery: Rows | None = None
+
+    def measure(self, model: Embedder, pixels: Pixels, labels: NDArray[np.int64]) -> dict[str, float]:
+        """The model's figures in this test, by name."""
+
+        def part(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+            vectors = model.embed(pixels, rows=rows, progress=False).to(model.device)
+            return vectors, torch.from_numpy(labels[rows]).to(model.device)
+
+        return evaluate(*part(self.queries), *(part(self.gallery) if self.gallery is not None else ())).row()
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """The rows of a catalog by what a run does with them.
+
+    Attributes:
+        train: learnt from.
+        select: the test by which the best model is chosen.
+        test: the test that is reported; the same as `select` under the `paper` protocol.
+    """
+
+    train: Rows
+    select: Search
+    test: Search | None
+
+
+def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> Roles:
+    """Cut a catalog for a protocol. A catalog without splits gives every fifth class to the test.
+
+    Raises:
+        ValueError: there is no training split.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> roles = assign(catalog, np.ones(10, bool), TrainSettings())
+    >>> len(roles.train), len(roles.test.queries)
+    (8, 2)
+    """
+    if not catalog.splits:
+        catalog = catalog.split_classes(0.2, seed=0)
+    splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
+    if "train" not in splits or not len(splits["train"]):
+        raise ValueError(f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}")
+    if "query" in splits and "gallery" in splits:
+        test: Search | None = Search(splits["query"], splits["gallery"])
+    else:
+        test = Search(splits["test"]) if "test" in splits else None
+    train = splits["train"]
+    if settings.protocol == "paper":
+        if test is None:
+            raise ValueError(f"data: catalog {catalog.name!r} has no test split: use train.protocol='fair'")
+        return Roles(train, test, test)
+    fold = catalog.take(train).split_classes(folds=settings.folds, seed=settings.seed)[settings.fold]
+    return Roles(train[fold.splits["train"]], Search(train[fold.splits["test"]]), test)
