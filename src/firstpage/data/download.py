@@ -270,13 +270,7 @@ def _extract(archive: Path, folder: Path, last: str) -> None:
                 raise ValueError(f"{folder / entry.name} is in the way, move it")
         for entry in entries:
             entry.replace(folder / entry.name)
-    except (
-        ValueError,
-        EOFError,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (ValueError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{archive}: {reason}; nothing was extracted") from None
     finally:
