@@ -1,4 +1,5 @@
 import hashlib
+import importlib
 import io
 import re
 import signal
@@ -363,5 +364,6 @@ def test_unknown_name(tmp_path):
 
 
 def test_glyphs_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("firstpage.data.glyphs._draw", lambda folder, *_, **__: folder.mkdir(parents=True))
+    module = importlib.import_module("firstpage.data.glyphs")
+    monkeypatch.setattr(module, "_draw", lambda folder, *_, **__: folder.mkdir(parents=True))
     assert get("glyphs", tmp_path / "glyphs") == f"glyphs: 10,144 images in {tmp_path / 'glyphs'}"

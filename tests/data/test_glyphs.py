@@ -1,4 +1,5 @@
 import hashlib
+import importlib
 import os
 import signal
 import subprocess
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from firstpage.data import glyphs as module
 from firstpage.data.glyphs import glyphs
+
+module = importlib.import_module("firstpage.data.glyphs")  # the package may export the function by its name
 
 
 @pytest.fixture(scope="module")
