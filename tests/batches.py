@@ -35,16 +35,18 @@ def margin_classes(**settings):
 
 
 def _margin_oracle(batch):
-    """The margin loss over all positives and each anchor's hardest negative, once per anchor."""
+    """The margin loss over all positives, and the anchor's hardest negative for each of them."""
     beta = [1.2 + [0.0, -0.3, 0.2, 0.1][label] for label in batch.labels]
     terms, active = [], 0
     for q in range(batch.query_count):
         term = torch.zeros((), dtype=torch.float64)
-        costs = [0.2 + batch.d(q, p) - beta[q] for p in batch.positives(q)]
         negatives = batch.negatives(q)
-        if negatives:
-            hardest = max(negatives, key=lambda n: batch.s(q, n).item())
-            costs.append(0.2 - batch.d(q, hardest) + beta[q])
+        costs = []
+        for p in batch.positives(q):
+            costs.append(0.2 + batch.d(q, p) - beta[q])
+            if negatives:
+                hardest = max(negatives, key=lambda n: batch.s(q, n).item())
+                costs.append(0.2 - batch.d(q, hardest) + beta[q])
         for cost in costs:
             term = term + oracles.hinge(cost) + 0.3 * beta[q]
             active += cost.item() > 0
@@ -107,7 +109,9 @@ CASES = {
     "proxy-nca": Case(proxy_nca, lambda b: oracles.proxy_nca(b, proxy_nca().proxies.detach(), 3.0)),
     "histogram": _named("histogram", lambda b: oracles.histogram(b, 101)),
     "binomial": _named("binomial", lambda b: oracles.binomial(b, 2.0, 0.5, 25.0)),
-    "spectral-clust": _named("spectral-clust", lambda b: oracles.spectral_clust(b, 1e-3)),
+    "spectral-clust": _named(
+        "spectral-clust", lambda b: oracles.spectral_clust(b, 1e-3 * b.candidate_count / DIM)
+    ),
 }
 
 

@@ -52,7 +52,7 @@ def test_margin(data):
     distance = Pairs.of(*data).distance
     cost = torch.cat([(0.2 + distance[a, p] - 1.2).relu(), (0.2 - distance[a, n] + 1.2).relu()])
     close(theirs, cost.sum() / (cost > 0).sum())
-    # That repeats a hardest negative for each positive, ours counts it once; drawn ones are one a positive.
+    close(losses.Margin(negatives="hard")(*data), theirs)
     generator = torch.Generator().manual_seed(0)
     drawn = mining.mine(Pairs.of(*data), "all", "uniform", generator=generator).triplets()
     ours = losses.Margin(negatives="uniform", generator=torch.Generator().manual_seed(0))(*data)

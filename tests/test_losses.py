@@ -236,16 +236,36 @@ def test_the_whole_mining_grid(kind, positives, negatives):
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("build", [losses.Triplet, losses.NCA, losses.Angular])
-def test_losses_learn_beside_the_boundary(build):
+@pytest.mark.parametrize("kind", ["triplet", "nca", "angular"])
+def test_losses_learn_beside_the_boundary(kind):
+    """The loss over P × N of the top-k boundary, re-derived from the misplaced images."""
     embeddings, labels = batch(11, count=12, classes=3)
-    loss = build(mining=mining.boundary(k=3, margin=0.1))
-    value = loss(embeddings, labels)
-    (gradient,) = torch.autograd.grad(value, embeddings)
-    mined = mining.boundary(k=3, margin=0.1)(Pairs.of(embeddings, labels), None)
-    assert len(mined.triplets()[0]) > 0
-    assert value > 0
-    assert gradient.abs().sum() > 0
+    naive = oracles.Batch(embeddings, labels)
+    strategy = mining.boundary(k=3, margin=0.1)
+    build = {"triplet": losses.Triplet, "nca": losses.NCA, "angular": losses.Angular}[kind]
+    ours = build(mining=strategy, reduction="none")(embeddings, labels)
+    expected, seen = [], 0
+    for q in range(12):
+        scores = [naive.s(q, c).item() for c in range(12)]
+        y = [None if c == q else int(labels[c] == labels[q]) for c in range(12)]
+        misplaced, intruders = oracles.topk_sets(scores, y, 3, 0.1)
+        seen += len(misplaced)
+        terms = []
+        for p in misplaced:
+            if kind == "triplet":
+                terms += [oracles.hinge(naive.s(q, n) - naive.s(q, p) + 0.1) for n in intruders]
+            elif kind == "nca":
+                exponents = [(naive.s(q, n) - naive.s(q, p)) / 0.1 for n in intruders]
+                terms.append((1 + sum(e.exp() for e in exponents)).log())
+            else:
+                exponents = [4 * (naive.s(q, n) + naive.s(p, n)) - 4 * naive.s(q, p) for n in intruders]
+                terms.append((1 + sum(e.exp() for e in exponents)).log())
+        expected.append(sum(terms) / len(terms) if terms else oracles.zero())
+    assert seen > 0
+    torch.testing.assert_close(ours, torch.stack(expected), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(terms.sum(), embeddings)[0] for terms in (ours, torch.stack(expected)))
+    )
 
 
 def test_margin_draws_are_reproducible_and_equal_the_oracle():
@@ -261,13 +281,83 @@ def test_margin_draws_are_reproducible_and_equal_the_oracle():
 
 def test_margin_learns_its_three_boundaries():
     embeddings, labels = batch(13, count=8)
+    ids = torch.tensor([9, 3, 5, 0, 1, 7, 2, 8])
+    loss = losses.Margin(classes=CLASSES, images=10, nu=0.1, negatives="hard").double()
+    beta, of_class, of_image = (parameter.detach().clone() for parameter in loss.parameters())
+    parts = [part.requires_grad_() for part in (beta, of_class, of_image)]
+    drawn = dict(zip(*_triplets_by_pair(embeddings, labels, "hard"), strict=True))
+    each = [beta + of_class[labels[q]] + of_image[ids[q]] for q in range(8)]
+    expected = oracles.margin(oracles.Batch(embeddings, labels), 0.2, each, 0.1, drawn).mean()
+    value = loss(embeddings, labels, image_ids=ids)
+    torch.testing.assert_close(value, expected)
+    value.backward()
+    for parameter, gradient in zip(loss.parameters(), torch.autograd.grad(expected, parts), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def _triplets_by_pair(embeddings, labels, negatives):
+    a, p, n = mining.mine(Pairs.of(embeddings, labels), "all", negatives).triplets()
+    return list(zip(a.tolist(), p.tolist(), strict=True)), n.tolist()
+
+
+def test_a_fixed_boundary_is_not_learnt():
+    embeddings, labels = batch(13, count=8)
+    loss = losses.Margin(classes=CLASSES, learn_beta=False).double()
+    loss(embeddings, labels).backward()
+    assert loss.beta.grad is None
+    assert loss.beta_class.grad.abs().sum() > 0
+
+
+def test_proxies_receive_the_gradient_of_the_oracle():
+    embeddings, labels = batch(17, count=8)
+    loss = losses.ProxyNCA(classes=CLASSES, dim=DIM).double()
+    proxies = loss.proxies.detach().clone().requires_grad_()
+    loss(embeddings, labels).backward()
+    expected = oracles.proxy_nca(oracles.Batch(embeddings, labels), proxies, 3.0).mean()
+    torch.testing.assert_close(loss.proxies.grad, torch.autograd.grad(expected, proxies)[0])
+
+
+def test_spectral_clustering_is_right_where_classes_have_collapsed():
+    """Its optimum: a point a class. In float32 the gram matrix has no Cholesky factor there."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(3, 64, generator=generator)
+    labels = torch.arange(600) % 3
+    exact = (centres[labels] + 1e-6 * torch.randn(600, 64, generator=generator)).double().requires_grad_()
+    rounded = exact.detach().float().requires_grad_()
+    terms = [losses.SpectralClustering(ridge=1e-6)(points, labels) for points in (exact, rounded)]
+    assert terms[1].item() == pytest.approx(terms[0].item(), abs=1e-3)
+    terms[1].backward()
+    assert rounded.grad.abs().max() < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_may_be_small_integers(dtype):
+    embeddings, labels = batch(18, count=8)
     ids = torch.arange(8)
-    loss = losses.Margin(classes=CLASSES, images=8, nu=0.1).double()
-    loss(embeddings, labels, image_ids=ids).backward()
-    assert {name for name, _ in loss.named_parameters()} == {"beta", "beta_class", "beta_image"}
-    assert all(parameter.grad.abs().sum() > 0 for parameter in loss.parameters())
-    present = torch.bincount(labels, minlength=CLASSES) > 0
-    assert (loss.beta_class.grad[~present] == 0).all()
+    loss = losses.Margin(classes=CLASSES, images=8, negatives="hard").double()
+    torch.testing.assert_close(
+        loss(embeddings, labels.to(dtype), image_ids=ids.to(dtype)), loss(embeddings, labels, image_ids=ids)
+    )
+
+
+@pytest.mark.parametrize("function", [losses.npair, losses.histogram, losses.spectral_clustering])
+def test_functions_over_pairs_keep_out_of_autocast(function):
+    embeddings, labels = batch(19, count=12, dim=8, dtype=torch.float32)
+    pairs = Pairs.of(embeddings, labels)
+    plain = function(pairs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(function(pairs), plain, rtol=1e-6, atol=1e-6)
+
+
+def test_huge_and_tiny_embeddings_have_the_same_similarities():
+    embeddings, labels = batch(20, dtype=torch.float32)
+    plain = Pairs.of(embeddings, labels).similarity
+    for scale in (1e-30, 1e30):
+        torch.testing.assert_close(Pairs.of(scale * embeddings, labels).similarity, plain)
+
+
+def test_a_loss_prints_its_settings():
+    assert "k=3, margin=0.2" in repr(losses.TopKPrecision(k=3, margin=0.2))
 
 
 def test_a_larger_nu_makes_a_smaller_boundary():
@@ -345,20 +435,30 @@ def test_structured_clustering_against_other_candidates():
     ("call", "complaint"),
     [
         (lambda: losses.TopKPrecision(k=0), r"TopKPrecision\(k=0\): k must be at least 1"),
+        (lambda: losses.TopKPrecision(k=2.5), "k=2.5"),
         (lambda: losses.TopKPrecision(margin=-1), "margin"),
+        (lambda: losses.TopKPrecision(margin=float("inf")), "margin=inf"),
         (lambda: losses.TopKPrecision(decorrelation=-1), "decorrelation"),
         (lambda: losses.Triplet(form="cube"), "form='cube'"),
         (lambda: losses.Triplet(margin=-0.1), "margin"),
         (lambda: losses.Triplet(negatives="hardest"), "negatives='hardest': choose one of all, hard"),
         (lambda: losses.NCA(temperature=0), "temperature"),
         (lambda: losses.NCA(reduction="max"), "reduction='max'"),
-        (lambda: losses.RankedList(alpha=3), "alpha=3"),
+        (lambda: losses.RankedList(alpha=3), r"RankedList\(alpha=3"),
         (lambda: losses.RankedList(margin=2), "margin=2"),
         (lambda: losses.RankedList(temperature=-1), "temperature"),
         (lambda: losses.LiftedStructure(alpha=-1), "alpha"),
         (lambda: losses.Contrastive(margin=0), "margin=0"),
         (lambda: losses.Margin(classes=0), "classes=0"),
         (lambda: losses.Margin(alpha=-1), "alpha"),
+        (lambda: losses.Margin(beta=float("nan")), "beta=nan"),
+        (lambda: losses.Margin(nu=-1), "nu=-1"),
+        (lambda: losses.NCA(copies=-3), "copies=-3"),
+        (lambda: losses.NCA(mining="boundary"), "mining='boundary': give a strategy"),
+        (lambda: losses.NCA(positives=None), "positives=None"),
+        (lambda: losses.BinomialDeviance(beta=2), "beta=2"),
+        (lambda: losses.Combined([torch.nn.Linear(1, 1)]), "got Linear"),
+        (lambda: losses.create(None), "no such name"),
         (lambda: losses.NPair(l2=-1), "l2"),
         (lambda: losses.Angular(degrees=90), "degrees=90"),
         (lambda: losses.ProxyNCA(0, 8), "classes=0"),

@@ -10,6 +10,7 @@ from firstpage.pairs import unit
 
 def test_matrices_equal_loops():
     embeddings, labels = batch(0)
+    embeddings = embeddings.detach()
     pairs = Pairs.of(embeddings, labels)
     vectors = [row / row.norm() for row in embeddings]
     for i in range(10):
@@ -67,13 +68,13 @@ def test_half_precision_memory_beside_float32_queries():
 
 
 def test_distance_has_a_finite_gradient_everywhere():
-    points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 1e-8], [1.0, 1e-3]], requires_grad=True)
+    points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 1e-8], [1.0, 3e-3]], requires_grad=True)
     distance = Pairs.of(points, torch.arange(5)).distance
     distance.sum().backward()
     assert points.grad.isfinite().all()
     assert (distance[0, [0, 1, 3]] == 0).all()
     assert distance[0, 2] == 2
-    assert distance[0, 4].item() == pytest.approx(1e-3, rel=0.1)
+    assert distance[0, 4].item() == pytest.approx(3e-3, rel=0.1)
 
 
 def test_distance_passes_gradcheck():
@@ -130,7 +131,7 @@ def test_wrong_input_is_named_with_its_remedy(arguments, complaint):
 
 
 def test_ids_come_in_twos_and_as_integers():
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match=r"candidate_ids=None: .* go together"):
         Pairs.of(GOOD, LABELS, GOOD.clone(), LABELS, image_ids=LABELS)
     with pytest.raises(ValueError, match="image_ids: got dtype"):
         Pairs.of(GOOD, LABELS, image_ids=LABELS.float())
@@ -139,3 +140,5 @@ def test_ids_come_in_twos_and_as_integers():
 def test_labels_on_another_device_are_named():
     with pytest.raises(ValueError, match=r"labels on meta, embeddings on cpu: call labels.to\('cpu'\)"):
         Pairs.of(GOOD, LABELS.to("meta"))
+    with pytest.raises(ValueError, match=r"candidates on meta, embeddings on cpu"):
+        Pairs.of(GOOD, LABELS, GOOD.to("meta"), LABELS.to("meta"))

@@ -17,8 +17,9 @@ measured on the way.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from firstpage._lazy import lazy
 
 if TYPE_CHECKING:
     from firstpage import data, losses, mining
@@ -28,11 +29,12 @@ __version__ = "0.1.0"
 
 __all__ = ["Pairs", "__version__", "data", "losses", "mining"]
 
-
-def __getattr__(name: str) -> object:
-    # On demand: torch takes seconds to import, and the processes that only decode images need none of it.
-    if name == "Pairs":
-        return import_module("firstpage.pairs").Pairs
-    if name in ("data", "losses", "mining"):
-        return import_module(f"firstpage.{name}")
-    raise AttributeError(f"module 'firstpage' has no attribute {name!r}")
+__getattr__ = lazy(
+    "firstpage",
+    {
+        "Pairs": "firstpage.pairs",
+        "data": "firstpage.data",
+        "losses": "firstpage.losses",
+        "mining": "firstpage.mining",
+    },
+)

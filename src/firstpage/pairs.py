@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Pairs", "full_precision", "unit"]
+__all__ = ["Pairs", "check_range", "full_precision", "unit"]
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not touch the arithmetic on `tensor`'s device.
 
-    Similarities decide ranks, and bfloat16 has three decimal digits: half of a batch would tie.
+    Similarities decide ranks, and bfloat16 has three decimal digits: half of a batch would tie. (It does not
+    undo `torch.set_float32_matmul_precision("high")`, by which a user allows TF32 everywhere.)
 
     >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.ones(2, 2)):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
@@ -35,8 +36,11 @@ def unit(vectors: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    length: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return vectors / length.masked_fill(length == 0, 1.0)
+    # The largest entry first, so that squares neither overflow nor vanish; it is a constant factor.
+    peak = vectors.detach().abs().amax(dim=1, keepdim=True)
+    scaled = vectors / peak.masked_fill(peak == 0, 1.0)
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / length.masked_fill(length == 0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +117,7 @@ class Pairs:
                     "candidate_labels=None: candidates need candidate_labels, one integer per row"
                 )
             _check_rows("candidates", candidates, "candidate_labels", candidate_labels)
+            _check_device("candidates", candidates, embeddings)
             if candidates.shape[1] != embeddings.shape[1]:
                 raise ValueError(
                     f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
@@ -123,12 +128,16 @@ class Pairs:
         else:
             itself = torch.zeros(1, 1, dtype=torch.bool, device=labels.device)
         if (image_ids is None) != (candidate_ids is None):
-            raise ValueError("image_ids and candidate_ids go together: pass both, or neither")
+            missing = "image_ids" if image_ids is None else "candidate_ids"
+            raise ValueError(f"{missing}=None: image_ids and candidate_ids go together: pass {missing} too")
         if image_ids is not None and candidate_ids is not None:
-            _check_integers("image_ids", image_ids, len(labels))
-            _check_integers("candidate_ids", candidate_ids, len(candidate_labels))
+            _check_integers("image_ids", image_ids, embeddings)
+            _check_integers("candidate_ids", candidate_ids, candidates)
             itself = itself | (image_ids[:, None] == candidate_ids[None, :])
+            image_ids = image_ids.long()
 
+        # As torch reads an index: uint8 would be taken for a mask.
+        labels, candidate_labels = labels.long(), candidate_labels.long()
         same = labels[:, None] == candidate_labels[None, :]  # [Q, C]
         # float16 and bfloat16 become float32; float64 stays
         dtype = torch.promote_types(torch.promote_types(embeddings.dtype, candidates.dtype), torch.float32)
@@ -160,7 +169,7 @@ class Pairs:
                 [0., 0.]])
         """
         squared = 2 - 2 * self.similarity
-        apart = squared > 4 * torch.finfo(squared.dtype).eps
+        apart = squared > 16 * torch.finfo(squared.dtype).eps
         return torch.where(apart, squared, 1.0).sqrt() * apart
 
     @property
@@ -209,12 +218,7 @@ def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) ->
         raise ValueError(f"{name}: got {got}, need a tensor [images, dimensions] with one row per image")
     if not vectors.is_floating_point():
         raise ValueError(f"{name}: got dtype {vectors.dtype}, need floats: call {name}.float()")
-    _check_integers(labels_name, labels, len(vectors))
-    if labels.device != vectors.device:
-        raise ValueError(
-            f"{labels_name} on {labels.device}, {name} on {vectors.device}: "
-            f"call {labels_name}.to({str(vectors.device)!r})"
-        )
+    _check_integers(labels_name, labels, vectors)
     # Reading a value on a GPU waits for it, and a compiled graph has no values: CPU only.
     if not torch.compiler.is_compiling() and vectors.device.type == "cpu":
         bad = ~vectors.detach().isfinite().all(dim=1)
@@ -225,9 +229,36 @@ def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) ->
             )
 
 
-def _check_integers(name: str, values: Tensor, rows: int) -> None:
+def _check_integers(name: str, values: Tensor, vectors: Tensor) -> None:
+    rows = len(vectors)
     if not isinstance(values, Tensor) or values.ndim != 1 or len(values) != rows:
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"{name}: got {got}, need a tensor of shape ({rows},): one integer per row")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{name}: got dtype {values.dtype}, need integers: call {name}.long()")
+    _check_device(name, values, vectors)
+
+
+def _check_device(name: str, tensor: Tensor, embeddings: Tensor) -> None:
+    if tensor.device != embeddings.device:
+        raise ValueError(
+            f"{name} on {tensor.device}, embeddings on {embeddings.device}: "
+            f"call {name}.to({str(embeddings.device)!r})"
+        )
+
+
+def check_range(name: str, index: Tensor, count: int, owner: str) -> None:
+    """Complain of an index that the table of `owner` has no entry for; on the CPU, where looking is free.
+
+    >>> check_range("labels", torch.tensor([0, 7]), 3, "ProxyNCA(classes=3)")
+    Traceback (most recent call last):
+    ValueError: labels run from 0 to 7: ProxyNCA(classes=3) knows 0 to 2: renumber them, or make it larger
+    """
+    if torch.compiler.is_compiling() or index.device.type != "cpu":
+        return
+    low, high = int(index.min()), int(index.max())
+    if low < 0 or high >= count:
+        raise ValueError(
+            f"{name} run from {low} to {high}: {owner} knows 0 to {count - 1}: "
+            "renumber them, or make it larger"
+        )

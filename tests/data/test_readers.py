@@ -1,9 +1,9 @@
 """Each reader, on a small copy of the layout its dataset is distributed in."""
 
 import os
+import subprocess
 import sys
 import tarfile
-import types
 import warnings
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from scipy.io import savemat
 
 from firstpage.data import kinds, read
+from firstpage.data.glyphs import glyphs
 
 CHECKOUT = Path(__file__).parents[2]
 CUB = Path(os.environ.get("FIRSTPAGE_CUB", CHECKOUT.parent / "shared/data/cub200"))
@@ -635,7 +636,7 @@ def test_path_that_cannot_be_read(tmp_path):
         read(images(tmp_path, "birds.zip") / "birds.zip")
     with pytest.raises(ValueError, match=r"kind='birds'\): must be one of cub, cars, .*, glyphs$"):
         read(tmp_path, "birds")
-    with pytest.raises(ValueError, match=r"kind='glyphs'\): read\('glyphs'\) takes no path$"):
+    with pytest.raises(FileNotFoundError, match=r"holds glyphs.json$"):
         read(tmp_path, "glyphs")
 
 
@@ -647,9 +648,13 @@ def test_two_datasets_in_one_folder_are_not_guessed_between(tmp_path):
     assert quietly(tmp_path, "cub").name == "cub"
 
 
-def test_glyphs_are_imported_only_when_asked_for(monkeypatch):
-    made = object()
-    module = types.ModuleType("firstpage.data.glyphs")
-    module.glyphs = lambda **options: (made, options)
-    monkeypatch.setitem(sys.modules, "firstpage.data.glyphs", module)
-    assert read("glyphs", seed=1) == (made, {"seed": 1})
+def test_glyphs_are_read_from_the_folder_they_were_drawn_into(tmp_path):
+    drawn = glyphs(tmp_path / "glyphs", images=1, seed=3)
+    for path in (tmp_path, tmp_path / "glyphs"):
+        assert read(path).paths == drawn.paths
+
+
+def test_torch_and_matplotlib_are_imported_only_when_asked_for():
+    code = "import sys, firstpage.data.readers; print({'torch', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

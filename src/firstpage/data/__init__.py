@@ -1,6 +1,35 @@
-"""From folders of images to batches."""
+"""Data: from folders of images to batches.
 
-from firstpage.data.catalog import Catalog
-from firstpage.data.readers import kinds, read
+`read` makes a `Catalog` of any layout, `PixelStore` decodes it once, `GroupSampler` plans batches of a few
+images from each of many classes, and `Augment` crops and colours them on the device.
 
-__all__ = ["Catalog", "kinds", "read"]
+>>> from firstpage import data
+>>> data.kinds()[:3]
+['cub', 'cars', 'sop']
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstpage._lazy import lazy
+
+if TYPE_CHECKING:
+    from firstpage.data.augment import Augment
+    from firstpage.data.catalog import Catalog, VerificationPairs
+    from firstpage.data.readers import kinds, read
+    from firstpage.data.sampler import GroupSampler
+
+__all__ = ["Augment", "Catalog", "GroupSampler", "VerificationPairs", "kinds", "read"]
+
+__getattr__ = lazy(
+    "firstpage.data",
+    {
+        "Augment": "firstpage.data.augment",
+        "Catalog": "firstpage.data.catalog",
+        "GroupSampler": "firstpage.data.sampler",
+        "VerificationPairs": "firstpage.data.catalog",
+        "kinds": "firstpage.data.readers",
+        "read": "firstpage.data.readers",
+    },
+)

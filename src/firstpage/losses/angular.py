@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from firstpage.losses.base import MinedLoss, Reduction, masked_logsumexp, masked_mean
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
-from firstpage.pairs import Pairs
+from firstpage.pairs import Pairs, full_precision
 
 __all__ = ["Angular", "angular"]
 
@@ -35,7 +35,8 @@ def _log_sum_over_negatives(pairs: Pairs, mined: Mined, scale: float) -> Tensor:
     if mined.positives is None and mined.negatives is None and not mined.paired:
         # Σ_n e^{s_an} e^{s_pn} is a matrix product, so no [Q, C, C] tensor. Exponents are at most 0.
         of_query = torch.where(mined.negative_mask, (scale * (pairs.similarity - 1)).exp(), 0.0)
-        total = of_query @ (scale * (among - 1)).exp().T
+        with full_precision(of_query):
+            total = of_query @ (scale * (among - 1)).exp().T
         return total.clamp_min(torch.finfo(total.dtype).tiny).log() + 2 * scale
     every = torch.arange(len(among), device=among.device).expand(len(pairs.labels), -1)
     positives = every if mined.positives is None else mined.positives  # [Q, M]

@@ -79,6 +79,11 @@ class Loss(nn.Module, ABC):
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: what each query contributes."""
 
+    def extra_repr(self) -> str:
+        """The settings, for `print(loss)`."""
+        plain = {k: v for k, v in vars(self).items() if isinstance(v, int | float | str) and k != "training"}
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items() if not name.startswith("_"))
+
 
 class MinedLoss(Loss):
     """A loss over mined positives and negatives; a subclass writes `mined_terms`.
@@ -108,6 +113,8 @@ class MinedLoss(Loss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(reduction)
+        if mining is not None and not callable(mining):
+            raise ValueError(f"mining={mining!r}: give a strategy, such as mining.boundary(k=5, margin=0.1)")
         self.mining = mining or product(positives, negatives)
         self.generator = generator
 

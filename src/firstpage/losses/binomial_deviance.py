@@ -29,7 +29,8 @@ class BinomialDeviance(Loss):
     """Binomial deviance: logistic regression of "same class" on the similarity, negatives costing more.
 
     From: Yi et al., Deep Metric Learning for Practical Person Re-Identification, 2014; with the constants of
-    Ustinova & Lempitsky 2016, who compare with it.
+    Ustinova & Lempitsky 2016, who compare with it. Positives and negatives are averaged apart, as they do: a
+    plain sum over pairs would let the many negatives drown the positives.
 
     Prefer it as a smooth pair baseline; every pair counts, so it stays gentle where hinges go silent.
 
@@ -50,6 +51,8 @@ class BinomialDeviance(Loss):
         super().__init__(reduction)
         if not (alpha > 0 and cost > 0):
             raise ValueError(f"BinomialDeviance(alpha={alpha}, cost={cost}): both must be positive")
+        if not -1 <= beta <= 1:
+            raise ValueError(f"BinomialDeviance(beta={beta}): beta is a cosine, -1 <= beta <= 1")
         self.alpha = alpha
         self.beta = beta
         self.cost = cost

@@ -36,6 +36,9 @@ class Combined(Loss):
             raise ValueError(
                 f"Combined: got {len(parts)} losses and {len(weights)} weights: give one weight per loss"
             )
+        for part in parts:
+            if not isinstance(part, Loss):
+                raise ValueError(f"Combined: got {type(part).__name__}: give losses of firstpage.losses")
         self.parts = nn.ModuleList(parts)
         self.weights = weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Generator, Tensor
 
 from firstpage.losses.base import MinedLoss, Reduction
-from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, semihard
+from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
 from firstpage.pairs import Pairs
 
 __all__ = ["Contrastive", "contrastive"]
@@ -63,9 +63,7 @@ class Contrastive(MinedLoss):
         generator: Generator | None = None,
         reduction: Reduction = "mean",
     ) -> None:
-        if negatives == "semihard":
-            negatives = semihard(beyond=0.5)
-        super().__init__(positives, negatives, mining, generator, reduction)
+        super().__init__(positives, for_pairs(negatives), mining, generator, reduction)
         if not 0 < margin <= 2:
             raise ValueError(
                 f"Contrastive(margin={margin}): margin is a distance on the sphere, 0 < margin <= 2"

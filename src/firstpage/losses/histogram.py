@@ -26,7 +26,7 @@ def histogram(pairs: Pairs, bins: int = 101) -> Tensor:
     )
     density_negative = negative.sum(dim=0) / pairs.negative.sum().clamp_min(1)  # [bins]
     beyond = density_negative.flip(0).cumsum(0).flip(0)  # Σ_{r ≥ q} h⁻_r
-    return positive @ beyond * (len(positive) / pairs.positive.sum().clamp_min(1))
+    return (positive * beyond).sum(dim=1) * (len(positive) / pairs.positive.sum().clamp_min(1))
 
 
 def _soft_counts(similarity: Tensor, mask: Tensor, bins: int) -> Tensor:

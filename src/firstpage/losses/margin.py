@@ -6,8 +6,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from firstpage.losses.base import MinedLoss, Reduction
-from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, semihard
-from firstpage.pairs import Pairs
+from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
+from firstpage.pairs import Pairs, check_range
 
 __all__ = ["Margin", "margin"]
 
@@ -40,7 +40,8 @@ class Margin(MinedLoss):
     """Margin loss: positives within a learnt boundary β, negatives beyond it, each by α.
 
     β(i) = β⁽⁰⁾ + β_class[c(i)] + β_img[i] is learnt with the network: give `loss.parameters()` to the
-    optimiser (the authors: SGD at 0.1 divided by the batch size). With `nu > 0` larger boundaries cost more.
+    optimiser (the authors: SGD at 0.1 divided by the batch size). With `nu > 0` larger boundaries cost more;
+    that cost is divided by the active pairs like the rest, so keep ν small once few are left.
 
     From: Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, §4. At its best β the loss is the
     isotonic regression that separates positive from negative distances with the least effort.
@@ -58,9 +59,10 @@ class Margin(MinedLoss):
         classes: number of classes; turns β_class on. Labels must be below it.
         images: number of images; turns β_img on. The call then needs `image_ids`, below it.
         nu: weight of the boundary's own cost.
-        positives: positive strategy.
         negatives: negative strategy; `semihard` takes the closest negative beyond distance 0.5.
+        positives: positive strategy.
         mining: a strategy for both sides, in place of the two.
+        learn_beta: False keeps β⁽⁰⁾ where it starts, as in the paper's Table 3.
         generator: for the draws.
         reduction: over queries; the mean is the sum over pairs divided by the number of active pairs.
 
@@ -77,23 +79,26 @@ class Margin(MinedLoss):
         classes: int | None = None,
         images: int | None = None,
         nu: float = 0.0,
-        positives: str | PositiveStrategy = "all",
         negatives: str | NegativeStrategy = "distance_weighted",
+        positives: str | PositiveStrategy = "all",
         mining: Strategy | None = None,
+        learn_beta: bool = True,
         generator: Generator | None = None,
         reduction: Reduction = "mean",
     ) -> None:
-        if negatives == "semihard":
-            negatives = semihard(beyond=0.5)
-        super().__init__(positives, negatives, mining, generator, reduction)
+        super().__init__(positives, for_pairs(negatives), mining, generator, reduction)
         for name, count in (("classes", classes), ("images", images)):
             if count is not None and count < 1:
                 raise ValueError(f"Margin({name}={count}): {name} must be at least 1, or None for no such β")
-        if not alpha >= 0:
-            raise ValueError(f"Margin(alpha={alpha}): alpha must not be negative")
+        if not 0 <= alpha < float("inf"):
+            raise ValueError(f"Margin(alpha={alpha}): need 0 <= alpha < infinity")
+        if not 0 <= beta <= 2:
+            raise ValueError(f"Margin(beta={beta}): beta is a distance on the sphere, 0 <= beta <= 2")
+        if not 0 <= nu < float("inf"):
+            raise ValueError(f"Margin(nu={nu}): need 0 <= nu < infinity")
         self.alpha = alpha
         self.nu = nu
-        self.beta = nn.Parameter(torch.tensor(float(beta)))
+        self.beta = nn.Parameter(torch.tensor(float(beta)), requires_grad=learn_beta)
         self.beta_class = None if classes is None else nn.Parameter(torch.zeros(classes))
         self.beta_image = None if images is None else nn.Parameter(torch.zeros(images))
 
@@ -101,25 +106,19 @@ class Margin(MinedLoss):
         """[Q]: β(i) of each query."""
         beta = self.beta.expand(len(pairs.labels))
         if self.beta_class is not None:
-            beta = beta + _look_up(self.beta_class, pairs.labels, "labels", "classes")
+            check_range(
+                "labels", pairs.labels, len(self.beta_class), f"Margin(classes={len(self.beta_class)})"
+            )
+            beta = beta + self.beta_class[pairs.labels]
         if self.beta_image is not None:
             if pairs.image_ids is None:
                 raise ValueError("image_ids=None: Margin(images=...) has a β for each image: pass image_ids")
-            beta = beta + _look_up(self.beta_image, pairs.image_ids, "image_ids", "images")
+            check_range(
+                "image_ids", pairs.image_ids, len(self.beta_image), f"Margin(images={len(self.beta_image)})"
+            )
+            beta = beta + self.beta_image[pairs.image_ids]
         return beta.to(pairs.similarity.dtype)
 
     def mined_terms(self, pairs: Pairs, mined: Mined) -> Tensor:
         """[Q]: each query's pairs, divided by the batch's active pairs a query."""
         return margin(pairs, mined, self.boundary(pairs), self.alpha, self.nu)
-
-
-def _look_up(table: Tensor, index: Tensor, name: str, argument: str) -> Tensor:
-    # On a GPU reading the largest index would wait for it; torch stops there by itself.
-    if not torch.compiler.is_compiling() and index.device.type == "cpu":
-        low, high = int(index.min()), int(index.max())
-        if low < 0 or high >= len(table):
-            raise ValueError(
-                f"{name} run from {low} to {high}: Margin({argument}={len(table)}) has β for 0 to "
-                f"{len(table) - 1}: renumber them, or raise {argument}"
-            )
-    return table[index]

@@ -15,7 +15,7 @@ __all__ = ["NCA", "nca"]
 def nca(pairs: Pairs, mined: Mined, temperature: float = 0.1) -> Tensor:
     """[Q]: −log( e^{s_ap/τ} / (e^{s_ap/τ} + Σ_n e^{s_an/τ}) ), averaged over a query's positives.
 
-    Easy Positive, §4.
+    Easy Positive, §4. (`NCA` leaves copies of the query out first, by `pairs.without_copies`.)
 
     >>> import torch
     >>> from firstpage.mining import mine
@@ -80,6 +80,10 @@ class NCA(MinedLoss):
         super().__init__(positives, negatives, mining, generator, reduction)
         if not temperature > 0:
             raise ValueError(f"NCA(temperature={temperature}): temperature must be positive")
+        if not 0 < copies <= 1:
+            raise ValueError(
+                f"NCA(copies={copies}): copies is a cosine, 0 < copies <= 1; 1 keeps all but identical ones"
+            )
         self.temperature = temperature
         self.copies = copies
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp
-from firstpage.pairs import Pairs
+from firstpage.pairs import Pairs, full_precision
 
 __all__ = ["NPair", "npair"]
 
@@ -30,7 +30,8 @@ def npair(pairs: Pairs, l2: float = 0.02) -> Tensor:
     descending = torch.arange(pairs.positive.shape[1], 0, -1, device=order.device)
     chosen = (pairs.positive * descending).argmax(dim=1)  # [Q]
     positives = pairs.candidates[chosen]  # [Q, D] f_j⁺
-    product = pairs.queries @ positives.T  # [Q, Q] f_iᵀf_j⁺
+    with full_precision(pairs.queries):
+        product = pairs.queries @ positives.T  # [Q, Q] f_iᵀf_j⁺
     others = anchor[None, :] & ~same
     cost = F.softplus(masked_logsumexp(product, others) - product.diagonal())
     if l2:
@@ -43,13 +44,13 @@ class NPair(Loss):
     """N-pair loss: pick out an image's partner among the partners of all other classes.
 
     One pair a class: the anchor is the class's first image in the batch, its partner the next one; further
-    images of the class are not used, so batches of two images a class suit it (`images_per_class=2`).
+    images of the class are not used, so batches of two images a class suit it.
 
     From: Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016; Ranked List,
     Eq. 2. It works on embeddings that are not normalised and keeps their length in check by an L2 term: give
-    it raw embeddings (an `Embedder` that normalises leaves it little to do; there `NCA(positives="all",
-    negatives="all")`, which has a temperature, is the same idea). pytorch-metric-learning normalises, and
-    draws at random which image of a class is the anchor.
+    it raw embeddings. (On unit vectors it has little to do; there `NCA(positives="all", negatives="all")`,
+    which has a temperature, is the same idea.) pytorch-metric-learning normalises, and draws at random which
+    image of a class is the anchor.
 
     Args:
         l2: weight of the squared lengths.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
-from firstpage.pairs import Pairs
+from firstpage.pairs import Pairs, check_range
 
 __all__ = ["ProxyNCA", "proxy_nca"]
 
@@ -66,14 +66,8 @@ class ProxyNCA(Loss):
                 f"embeddings have {pairs.queries.shape[1]} dimensions: "
                 f"ProxyNCA(dim={self.proxies.shape[1]}) needs dim={pairs.queries.shape[1]}"
             )
+        # On a GPU, where this does not look, a label without a proxy has the term 0.
+        check_range("labels", pairs.labels, len(self.proxies), f"ProxyNCA(classes={len(self.proxies)})")
         classes = torch.arange(len(self.proxies), device=pairs.labels.device)
         to_proxies = Pairs.of(pairs.queries, pairs.labels, self.proxies.to(pairs.queries.dtype), classes)
-        # On a GPU looking at the labels would wait for them; a label without a proxy has the term 0 there.
-        if not torch.compiler.is_compiling() and pairs.labels.device.type == "cpu":
-            low, high = int(pairs.labels.min()), int(pairs.labels.max())
-            if low < 0 or high >= len(self.proxies):
-                raise ValueError(
-                    f"labels run from {low} to {high}: ProxyNCA(classes={len(self.proxies)}) has proxies for "
-                    f"0 to {len(self.proxies) - 1}: renumber them, or raise classes"
-                )
         return proxy_nca(to_proxies, self.scale)

@@ -14,11 +14,14 @@ __all__ = ["RankedList", "ranked_list"]
 def ranked_list(pairs: Pairs, alpha: float = 1.2, margin: float = 0.4, temperature: float = 10.0) -> Tensor:
     """[Q]: L_P + L_N of each query's non-trivial positives and weighted non-trivial negatives (Eq. 11–13).
 
+    Only the queries receive gradient: the candidates of a list are constants.
+
     >>> import torch
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]]), torch.tensor([0, 0, 1]))
     >>> ranked_list(pairs)
     tensor([1.1818, 0.9198, 0.5498])
     """
+    pairs = pairs.with_constant_candidates()
     mined = nontrivial(alpha, margin)(pairs, None)
     distance = pairs.distance
     too_close = alpha - distance
@@ -38,7 +41,7 @@ class RankedList(Loss):
 
     From: Wang et al., Ranked List Loss for Deep Metric Learning, CVPR 2019, Eq. 8–14.
 
-    Prefer it with few images of many classes (60 × 3) and a backbone with several heads (`multilevel`); it is
+    Prefer it with few images of many classes (60 × 3) and heads on several stages of the backbone; it is
     insensitive to its margin. The authors' code for CUB takes α = 1.4, m = 0.2 at 20 × 3.
 
     pytorch-metric-learning's version lets the candidates move too, halves the sum of the two parts, and
@@ -64,7 +67,10 @@ class RankedList(Loss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(reduction)
-        nontrivial(alpha, margin)  # complains of settings that make no sense
+        if not (0 < alpha <= 2 and 0 <= margin <= alpha):
+            raise ValueError(
+                f"RankedList(alpha={alpha}, margin={margin}): need 0 <= margin <= alpha <= 2, alpha > 0"
+            )
         if not 0 <= temperature < float("inf"):
             raise ValueError(f"RankedList(temperature={temperature}): need 0 <= temperature < infinity")
         self.alpha = alpha
@@ -72,5 +78,5 @@ class RankedList(Loss):
         self.temperature = temperature
 
     def terms(self, pairs: Pairs) -> Tensor:
-        """[Q]: L_RLL of each query, whose candidates are constants."""
-        return ranked_list(pairs.with_constant_candidates(), self.alpha, self.margin, self.temperature)
+        """[Q]: L_RLL of each query."""
+        return ranked_list(pairs, self.alpha, self.margin, self.temperature)

@@ -79,7 +79,7 @@ def create(name: str, **overrides: object) -> Loss:
     ValueError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
     """
     if name not in _ROWS:
-        near = difflib.get_close_matches(name, _ROWS, n=1)
+        near = difflib.get_close_matches(str(name), _ROWS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"loss {name!r}: no such name; {hint}losses.names() lists all")
     build, settings = _ROWS[name]

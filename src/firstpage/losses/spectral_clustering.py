@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from firstpage.losses.base import Loss, Reduction
-from firstpage.pairs import Pairs, unit
+from firstpage.pairs import Pairs, full_precision, unit
 
 __all__ = ["SpectralClustering", "spectral_clustering"]
 
@@ -14,35 +14,42 @@ __all__ = ["SpectralClustering", "spectral_clustering"]
 def spectral_clustering(pairs: Pairs, ridge: float = 1e-3) -> Tensor:
     """[Q]: ½‖C_i − (FF†)_i‖², how far each row of the embeddings' projector is from the clusters'.
 
-    C = Y(YᵀY)⁻¹Yᵀ is the ideal: 1/n_c between images of one class, 0 elsewhere. FF† = F(FᵀF + εI)⁻¹Fᵀ.
+    C = Y(YᵀY)⁻¹Yᵀ is the ideal: 1/n_c between images of one class, 0 elsewhere. FF† = F(FᵀF + λI)⁻¹Fᵀ, where
+    λ is `ridge` times the mean eigenvalue of FᵀF.
 
     >>> clusters = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     >>> bool(spectral_clustering(Pairs.of(clusters, torch.tensor([0, 0, 1, 1]))).sum() < 1e-4)
     True
     """
-    queries, candidates = unit(pairs.queries), unit(pairs.candidates)
-    gram = candidates.T @ candidates  # [D, D]
-    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    # The checked `cholesky` would wait for the device; with the ridge there is nothing to check.
-    factor, _ = torch.linalg.cholesky_ex(gram + ridge * identity)
-    projector = queries @ torch.cholesky_solve(candidates.T, factor)  # [Q, C]
-    same = (pairs.labels[:, None] == pairs.candidate_labels[None, :]).to(projector.dtype)
-    ideal = same / same.sum(dim=1, keepdim=True).clamp_min(1)
-    return (ideal - projector).square().sum(dim=1) / 2
+    images, dimensions = pairs.candidates.shape
+    with full_precision(pairs.queries):
+        # At the optimum most dimensions are unused: float32 could not factor that, float64 with a ridge can.
+        # (The checked `cholesky` would wait for the device to say so.)
+        queries, candidates = unit(pairs.queries), unit(pairs.candidates)
+        gram = (candidates.T @ candidates).double()  # [D, D]
+        identity = torch.eye(dimensions, dtype=gram.dtype, device=gram.device)
+        factor, _ = torch.linalg.cholesky_ex(gram + ridge * images / dimensions * identity)
+        solved = torch.cholesky_solve(candidates.T.double(), factor)
+        projector = queries @ solved.to(queries.dtype)  # [Q, C]
+        same = (pairs.labels[:, None] == pairs.candidate_labels[None, :]).to(projector.dtype)
+        ideal = same / same.sum(dim=1, keepdim=True).clamp_min(1)
+        return (ideal - projector).square().sum(dim=1) / 2
 
 
 class SpectralClustering(Loss):
     """Spectral clustering loss: the embeddings should span the classes' indicator vectors, and nothing else.
 
-    From: Law et al., Deep Spectral Clustering Learning, ICML 2017; Ranked List, §2.1.2. It costs a D × D
-    factorisation a step.
+    From: Law et al., Deep Spectral Clustering Learning, ICML 2017, §3; Ranked List, §2.1.2. It costs a D × D
+    factorisation a step. C has the rank of the batch's classes; FF† is the projector on all of F's columns,
+    not on its leading singular vectors alone, so every direction that holds no class is pushed out. The
+    authors compute loss and gradient in closed form from sub-matrices; here autograd does, in one piece.
 
     Only a batch with more images than dimensions means anything (the authors took 18 classes × 70 images):
     otherwise FF† is the identity whatever the embedding, and a smaller batch is refused. Prefer it for
     clustering with few, large classes.
 
     Args:
-        ridge: ε, keeps the inverse defined where dimensions are unused.
+        ridge: keeps the inverse defined where dimensions are unused; relative to FᵀF's mean eigenvalue.
         reduction: over queries; the paper's loss is the sum.
 
     >>> batch = torch.nn.functional.normalize(torch.randn(12, 4), dim=1)

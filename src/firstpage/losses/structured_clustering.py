@@ -39,9 +39,11 @@ class StructuredClustering(Loss):
 
     From: Oh Song et al., Deep Metric Learning via Facility Location, CVPR 2017; Ranked List, Eq. 6 and 7.
 
-    Prefer it when clustering quality (NMI) is what you are measured by. It is the one loss here with a loop:
-    the greedy search takes one step a class, each O(N²), and waits for the device once to learn how many
-    classes there are. A medoid serves itself, so here an image is compared with itself, at distance 0.
+    Prefer it when clustering quality (NMI) is what you are measured by. It is the one loss here with a loop,
+    because a greedy search is one: a step for each class, and again for each in every round of swaps, each
+    O(N²) and each waiting for the device to tell what it chose. A medoid serves itself, so here an image is
+    compared with itself, at distance 0. Ranked List describes the authors' search as one over a random sample
+    of candidates a step; this one tries them all.
 
     Args:
         gamma: weight of the clustering error 1 − NMI.

@@ -39,9 +39,9 @@ class TopKPrecision(Loss):
 
     From: Lu et al., Sampling Wisely: Deep Image Embedding by Top-k Precision Optimization, ICCV 2019, Eq. 5.
 
-    Prefer it when the first page is what counts; it is the default here. Keep k at or below the positives a
-    query has in its batch: on CUB with 4 images a class, k = 1 to 3 gave 63 % R@1 and k = 10 gave 59 %.
-    `mining.boundary` hands the same images to other losses.
+    Prefer it when the first page is what counts. Keep k at or below the positives a query has in its batch
+    (images a class, less one); beyond that it asks for a page that the batch cannot fill. `mining.boundary`
+    hands the same images to other losses.
 
     The paper sums over queries, the mean is the default here. Its released code also adds
     0.1·‖Cov(f) − I‖_F over the batch, which the paper does not mention: `decorrelation=0.1`. It takes
@@ -50,7 +50,7 @@ class TopKPrecision(Loss):
     Args:
         k: the length of the first page.
         margin: γ, by how much a negative must stay behind, in cosine.
-        decorrelation: weight of the undocumented term.
+        decorrelation: weight of the undocumented term, added to every query's.
         reduction: over queries.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
@@ -62,10 +62,10 @@ class TopKPrecision(Loss):
         self, k: int = 5, margin: float = 0.1, decorrelation: float = 0.0, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(reduction)
-        if k < 1:
+        if not isinstance(k, int) or k < 1:
             raise ValueError(f"TopKPrecision(k={k}): k must be at least 1")
-        if not margin >= 0:
-            raise ValueError(f"TopKPrecision(margin={margin}): margin must not be negative")
+        if not 0 <= margin < float("inf"):
+            raise ValueError(f"TopKPrecision(margin={margin}): need 0 <= margin < infinity")
         if not decorrelation >= 0:
             raise ValueError(
                 f"TopKPrecision(decorrelation={decorrelation}): decorrelation must not be negative"

@@ -12,7 +12,7 @@ Every loss with a `mining` argument takes any of them.
 
 from firstpage.mining.boundary import boundary
 from firstpage.mining.mined import Mined, Strategy
-from firstpage.mining.negatives import NegativeStrategy, distance_weighted, log_density, semihard
+from firstpage.mining.negatives import NegativeStrategy, distance_weighted, for_pairs, log_density, semihard
 from firstpage.mining.nontrivial import nontrivial
 from firstpage.mining.positives import PositiveStrategy
 from firstpage.mining.product import mine, product
@@ -24,6 +24,7 @@ __all__ = [
     "Strategy",
     "boundary",
     "distance_weighted",
+    "for_pairs",
     "log_density",
     "mine",
     "nontrivial",

@@ -30,10 +30,10 @@ def boundary(k: int = 5, margin: float = 0.1) -> Strategy:
     (tensor([0]), tensor([3]), tensor([0]))
     >>> loss = losses.NCA(mining=boundary(k=2, margin=0.1))
     """
-    if k < 1:
+    if not isinstance(k, int) or k < 1:
         raise ValueError(f"boundary(k={k}): k must be at least 1")
-    if not margin >= 0:
-        raise ValueError(f"boundary(margin={margin}): margin must not be negative")
+    if not 0 <= margin < float("inf"):
+        raise ValueError(f"boundary(margin={margin}): need 0 <= margin < infinity")
     return partial(_boundary, k=k, margin=margin)
 
 

@@ -3,7 +3,7 @@
 | name              | looks at                                                   | known from             |
 |-------------------|------------------------------------------------------------|------------------------|
 | all               | every negative                                             | batch all              |
-| hard              | the most similar one                                       | Easy Positive §3.1     |
+| hard              | the most similar one, for each positive                    | Easy Positive §3.1     |
 | semihard          | the most similar one that is less similar than the positive | FaceNet; Easy Positive |
 | uniform           | one per positive, all equally likely                       | Sampling Matters       |
 | distance_weighted | one per positive, as likely as its distance is rare        | Sampling Matters §4    |
@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from firstpage.pairs import Pairs
 
-__all__ = ["NEGATIVES", "NegativeStrategy", "distance_weighted", "log_density", "semihard"]
+__all__ = ["NEGATIVES", "NegativeStrategy", "distance_weighted", "for_pairs", "log_density", "semihard"]
 
 NegativeStrategy = Callable[
     [Pairs, Tensor | None, Tensor, Generator | None], tuple[Tensor | None, Tensor, bool]
@@ -34,7 +34,7 @@ def semihard(beyond: float | None = None) -> NegativeStrategy:
 
     The first is FaceNet's and Easy Positive's rule for triplets, the second the rule for pair losses
     (contrastive, margin), where a negative has no positive of its own: Sampling Matters takes 0.5.
-    A positive without such a negative is dropped.
+    A positive without such a negative is in no triplet.
 
     >>> from firstpage import mining
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.96, 0.28], [0.0, 1.0]])
@@ -47,6 +47,15 @@ def semihard(beyond: float | None = None) -> NegativeStrategy:
     if beyond is not None and not 0 <= beyond < 2:
         raise ValueError(f"semihard(beyond={beyond}): beyond is a distance on the sphere, 0 <= beyond < 2")
     return partial(_semihard, beyond=beyond)
+
+
+def for_pairs(negatives: str | NegativeStrategy) -> str | NegativeStrategy:
+    """The strategy of that name for a pair loss, where `semihard` means the closest beyond distance 0.5.
+
+    >>> for_pairs("uniform")
+    'uniform'
+    """
+    return semihard(beyond=0.5) if negatives == "semihard" else negatives
 
 
 def distance_weighted(floor: float = 0.5, cutoff: float = 1.4, temperature: float = 1.0) -> NegativeStrategy:
@@ -99,7 +108,7 @@ def _all(pairs: Pairs, positives: Tensor | None, mask: Tensor, generator: Genera
 
 def _hard(pairs: Pairs, positives: Tensor | None, mask: Tensor, generator: Generator | None) -> _Chosen:
     index = _similarity_of_negatives(pairs).argmax(dim=1, keepdim=True)
-    return index, pairs.negative.any(dim=1, keepdim=True), False
+    return index.expand(mask.shape), mask & pairs.negative.any(dim=1, keepdim=True), True
 
 
 def _semihard(
@@ -126,9 +135,7 @@ def _semihard(
         rank = torch.searchsorted(ordered, bound.contiguous()) - 1
         index = order.gather(1, rank.clamp_min(0))
         found = (rank >= 0) & pairs.negative.gather(1, index)
-    if beyond is not None:
-        return index.expand(mask.shape), found & mask, True
-    return index, found & mask, True
+    return index.expand(mask.shape), found & mask, True
 
 
 def _uniform(pairs: Pairs, positives: Tensor | None, mask: Tensor, generator: Generator | None) -> _Chosen:
@@ -148,6 +155,7 @@ def _distance_weighted(
     distance = pairs.distance.detach()
     near = pairs.negative & (distance < cutoff)
     allowed = near | (pairs.negative & ~near.any(dim=1, keepdim=True))
+    # Just short of the cutoff, because at d = 2 the density is 0 and its logarithm has no value.
     log_weight = -log_density(distance.clamp(floor, cutoff - 1e-6), pairs.queries.shape[1]) / temperature
     lowest = torch.finfo(log_weight.dtype).min
     weight = log_weight.masked_fill(~allowed, lowest).softmax(dim=1) * allowed

@@ -56,7 +56,7 @@ def product(positives: str | PositiveStrategy, negatives: str | NegativeStrategy
 
 
 def _named(argument: str, value: str | T, known: dict[str, T]) -> T:
-    if not isinstance(value, str):
+    if callable(value):
         return value
     if value not in known:
         raise ValueError(f"{argument}={value!r}: choose one of {', '.join(known)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,23 @@ from firstpage.data.readers.cub import cub
 from firstpage.data.readers.folder import folder
 from firstpage.data.readers.hotels50k import hotels50k
 from firstpage.data.readers.inshop import inshop
-from firstpage.data.readers.layout import MARKERS, locate
+from firstpage.data.readers.layout import MARKERS, locate, require
 from firstpage.data.readers.lfw import lfw
 from firstpage.data.readers.sop import sop
 from firstpage.data.readers.survey import survey
 from firstpage.data.readers.table import csv, parquet
 
 __all__ = ["kinds", "read"]
+
+
+def _glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
+    from firstpage.data.glyphs import drawn_with, glyphs  # matplotlib takes a second to import
+
+    if path is not None:
+        path = require(path, "glyphs")
+        options = drawn_with(path) | options
+    return glyphs(path, **options)
+
 
 _READERS: dict[str, Callable[..., Catalog]] = {
     "cub": cub,
@@ -35,6 +44,7 @@ _READERS: dict[str, Callable[..., Catalog]] = {
     "folder": folder,
     "csv": csv,
     "parquet": parquet,
+    "glyphs": _glyphs,
 }
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -46,7 +56,7 @@ def kinds() -> list[str]:
         >>> kinds()
         ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
     """
-    return [*_READERS, "glyphs"]
+    return list(_READERS)
 
 
 def read(path: str | Path, kind: str | None = None, **options: Any) -> Catalog:  # noqa: ANN401
@@ -74,8 +84,7 @@ def read(path: str | Path, kind: str | None = None, **options: Any) -> Catalog: 
         folder: 2 images, 2 classes
     """
     if path == "glyphs" and kind in (None, "glyphs"):
-        embedded: Catalog = import_module("firstpage.data.glyphs").glyphs(**options)
-        return embedded
+        return _glyphs(None, **options)
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")

@@ -24,6 +24,7 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "hotels50k": ("train_set.csv", "input/dataset/train_set.csv", "dataset/train_set.csv"),
     "casia": ("0000045",),
     "lfw": ("pairs.txt",),
+    "glyphs": ("glyphs.json",),
 }
 
 # A file is listed by its name alone; whether it can be read is for the decoder to say.

@@ -1,0 +1,6 @@
+"""`python -m firstpage`."""
+
+from firstpage.cli import main
+
+if __name__ == "__main__":
+    main()

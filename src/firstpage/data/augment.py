@@ -1,0 +1,298 @@
+"""Augmentation of a whole batch on its device: crop, flip, colour jitter, normalisation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_TRIES = 10  # boxes drawn for a resized crop before it falls back to the centre, as torchvision does
+_GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's
+
+
+@dataclass(frozen=True)
+class Augment:
+    """From stored pixels to a network's input, a batch at a time, on the device that holds it.
+
+    Every sample gets its own crop, flip and colours. They are drawn on the CPU from `(seed, step)` and the
+    sample's place in the batch, so CPU and GPU agree, a step can be repeated exactly, and no random state
+    has to be saved. The draws travel to the device in one small asynchronous copy: nothing waits.
+
+    Crops:
+
+    - `"center"`: the middle, no randomness (test).
+    - `"random"`: a `size` × `size` window at any whole-pixel place: pixels are copied, never resampled.
+    - `"resized"`: RandomResizedCrop. A window of `scale` of the area and `ratio` width to height (its
+      logarithm uniform), resized to `size` × `size`; ten tries, then the largest central window of allowed
+      ratio. Bilinear without antialias: from a 256 pixel store to 224–227 pixels a window is enlarged, or
+      shrunk by at most 1.2, where antialias changes nothing to speak of. Shrinking by more than 2 would
+      alias: build the store smaller instead.
+
+    Colour jitter is `(brightness, contrast, saturation, hue)`: each of the first three is a factor in
+    `1 ± value`, hue a shift of at most `value` (of a full turn, up to 0.5), applied in this order.
+
+    Args:
+        size: Side of the output.
+        crop: One of the above.
+        scale: Least and greatest part of the area, for `"resized"`.
+        ratio: Least and greatest width / height, for `"resized"`.
+        flip: Probability of a horizontal flip.
+        jitter: Strengths of the colour jitter.
+        mean: Of each channel, for pixels in 0..1.
+        std: Of each channel, for pixels in 0..1.
+
+    Example:
+        >>> pixels = torch.randint(256, (4, 256, 256, 3), dtype=torch.uint8)
+        >>> images = Augment.train(size=224, crop="resized")(pixels, seed=0, step=1)
+        >>> images.shape, images.dtype, images.is_contiguous(memory_format=torch.channels_last)
+        (torch.Size([4, 3, 224, 224]), torch.float32, True)
+        >>> Augment.test(size=224)(pixels).shape
+        torch.Size([4, 3, 224, 224])
+    """
+
+    size: int = 227
+    crop: Literal["center", "random", "resized"] = "center"
+    scale: tuple[float, float] = (0.16, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        _require(self.size >= 1, "size", self.size, "must be at least 1")
+        _require(
+            self.crop in ("center", "random", "resized"), "crop", self.crop, "use center, random or resized"
+        )
+        _require(
+            0 < self.scale[0] <= self.scale[1] <= 1, "scale", self.scale, "use 0 < least <= greatest <= 1"
+        )
+        _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "use 0 < least <= greatest")
+        _require(0 <= self.flip <= 1, "flip", self.flip, "must be a probability")
+        fits = len(self.jitter) == 4 and min(self.jitter) >= 0 and self.jitter[3] <= 0.5
+        _require(fits, "jitter", self.jitter, "use four values >= 0, hue at most 0.5")
+        _require(min(self.std) > 0, "std", self.std, "must be positive")
+
+    @classmethod
+    def train(
+        cls,
+        size: int = 227,
+        crop: Literal["random", "resized"] = "random",
+        *,
+        scale: tuple[float, float] = (0.16, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+        jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+    ) -> Self:
+        """Random crops and flips.
+
+        Example:
+            >>> Augment.train(size=224, jitter=(0.2, 0.2, 0.2, 0.0)).flip
+            0.5
+        """
+        return cls(size, crop, scale, ratio, flip, jitter, mean, std)
+
+    @classmethod
+    def test(
+        cls,
+        size: int = 227,
+        *,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+    ) -> Self:
+        """The centre crop, normalised.
+
+        Example:
+            >>> Augment.test(size=224).crop
+            'center'
+        """
+        return cls(size, mean=mean, std=std)
+
+    def __call__(
+        self, pixels: Tensor, *, seed: int | None = None, step: int | None = None, first: int = 0
+    ) -> Tensor:
+        """Augment a batch.
+
+        Args:
+            pixels: uint8 `[B, H, W, 3]`, on any device.
+            seed: Of the run. Needed, like `step`, when anything is random.
+            step: Of the run, counted over epochs: every step draws anew.
+            first: Place of the first sample in the global batch; with it a rank's slice gets exactly what
+                one process would give it.
+
+        Returns:
+            float32 `[B, 3, size, size]` in channels-last memory format, on the device of `pixels`.
+        """
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+            raise ValueError(
+                f"Augment(pixels {pixels.dtype} {list(pixels.shape)}): must be torch.uint8 [B, H, W, 3]"
+            )
+        _, height, width, _ = pixels.shape
+        if self.crop != "resized" and min(height, width) < self.size:
+            raise ValueError(
+                f"Augment(size={self.size}): the images are {width} × {height}; "
+                "use a smaller size, a larger store or crop='resized'"
+            )
+        plan = self._plan(pixels, seed, step, first)
+        if self.crop == "resized":
+            images = _resize(pixels, plan, self.size)
+        elif self.crop == "random" or self.flip:
+            images = _copy(pixels, plan, self.size)
+        else:
+            top, left = _middle(height, self.size), _middle(width, self.size)
+            images = pixels[:, top : top + self.size, left : left + self.size].permute(0, 3, 1, 2).float()
+        if any(self.jitter):
+            images = 255 * _jitter(images / 255, plan["jitter"], self.jitter)
+        images = images * plan["gain"][:, :, None, None] + plan["bias"][:, :, None, None]
+        return images.contiguous(memory_format=torch.channels_last)
+
+    def _plan(self, pixels: Tensor, seed: int | None, step: int | None, first: int) -> dict[str, Tensor]:
+        """What is to happen to each sample, on the device: box, flip, jitter, and the normalisation."""
+        batch, height, width, _ = pixels.shape
+        if self.crop == "center" and not self.flip and not any(self.jitter):
+            seed, step = 0, 0  # what is drawn is not used
+        if seed is None or step is None:
+            raise ValueError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
+        draws = _uniform(seed, step, first, batch)
+        tries = draws[:, 7:].reshape(batch, 2, _TRIES)
+        if self.crop == "resized":
+            box = _boxes(tries, draws[:, :2], height, width, self.scale, self.ratio)
+        elif self.crop == "random":
+            room = torch.tensor([height - self.size + 1, width - self.size + 1])
+            box = F.pad(draws[:, :2] * room, (0, 2), value=self.size).floor()
+        else:
+            middle = [_middle(height, self.size), _middle(width, self.size), self.size, self.size]
+            box = torch.tensor(middle).expand(batch, 4)
+        strength = torch.tensor(self.jitter, dtype=draws.dtype)
+        low, high = (1 - strength).clamp(min=0), 1 + strength
+        low[3], high[3] = -strength[3], strength[3]
+        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+        parts = {
+            "box": box,
+            "flip": draws[:, 2:3] < self.flip,
+            "jitter": low + draws[:, 3:7] * (high - low),
+            "gain": (1 / (255 * std)).expand(batch, 3),
+            "bias": (-mean / std).expand(batch, 3),
+        }
+        packed = torch.cat([part.float() for part in parts.values()], dim=1)
+        if pixels.is_cuda:
+            packed = packed.pin_memory()  # or the copy would make the host wait
+        widths = [part.shape[1] for part in parts.values()]
+        moved = packed.to(pixels.device, non_blocking=True).split_with_sizes(widths, dim=1)
+        return dict(zip(parts, moved, strict=True))
+
+
+def _require(holds: bool, name: str, value: object, remedy: str) -> None:
+    if not holds:
+        raise ValueError(f"Augment({name}={value!r}): {remedy}")
+
+
+def _middle(length: int, size: int) -> int:
+    return round((length - size) / 2)
+
+
+def _uniform(seed: int, step: int, first: int, batch: int) -> Tensor:
+    """Uniform numbers for each sample, always as many: one setting does not change another's draws."""
+    digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest))
+    draws = torch.rand(first + batch, 7 + 2 * _TRIES, generator=generator, dtype=torch.float64)
+    return draws[first:]
+
+
+def _boxes(
+    tries: Tensor,
+    place: Tensor,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Tensor:
+    """Windows `[B, 4]` (top, left, height, width) by torchvision's rule, all tries of all samples at once."""
+    area = height * width * (scale[0] + tries[:, 0] * (scale[1] - scale[0]))  # [B, tries]
+    shape = torch.exp(math.log(ratio[0]) + tries[:, 1] * math.log(ratio[1] / ratio[0]))
+    sides = torch.stack([(area / shape).sqrt(), (area * shape).sqrt()], dim=2).round()  # [B, tries, 2]
+    whole = torch.tensor([height, width], dtype=sides.dtype)
+    fits = ((sides >= 1) & (sides <= whole)).all(dim=2)
+    chosen = sides[torch.arange(len(sides)), fits.int().argmax(dim=1)]  # the first that fits
+    fallback = whole.clone()
+    fallback[0] = min(height, round(width / ratio[0]))
+    fallback[1] = min(width, round(height * ratio[1]))
+    found = fits.any(dim=1, keepdim=True)
+    sides = torch.where(found, chosen, fallback)
+    corner = torch.where(found, place * (whole - sides + 1), (whole - sides) / 2).floor()
+    return torch.cat([corner, sides], dim=1)
+
+
+def _columns(plan: dict[str, Tensor], size: int) -> Tensor:
+    """Output columns 0..size-1 for each sample, backwards where it is flipped: `[B, size]`."""
+    column = torch.arange(size, device=plan["flip"].device)
+    return torch.where(plan["flip"] > 0, size - 1 - column, column)
+
+
+def _copy(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
+    """Windows at whole pixels: float32 `[B, 3, size, size]` with values 0..255."""
+    batch, height, width, _ = pixels.shape
+    corner = plan["box"].long()
+    rows = corner[:, 0:1] + torch.arange(size, device=pixels.device)  # [B, size]
+    columns = corner[:, 1:2] + _columns(plan, size)
+    image = torch.arange(batch, device=pixels.device)[:, None, None]
+    place = (image * height + rows[:, :, None]) * width + columns[:, None, :]  # [B, size, size]
+    window = pixels.reshape(-1, 3).index_select(0, place.flatten())
+    return window.view(batch, size, size, 3).permute(0, 3, 1, 2).float()
+
+
+def _resize(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
+    """Windows resized bilinearly, as if cut out first: float32 `[B, 3, size, size]` with values 0..255."""
+    _, height, width, _ = pixels.shape
+    top, left, tall, wide = plan["box"][:, :, None].unbind(dim=1)  # each [B, 1]
+    row = torch.arange(size, device=pixels.device)
+    y = top + (((row + 0.5) * tall / size - 0.5).clamp(min=0)).minimum(tall - 1)  # [B, size], pixel centres
+    x = left + (((_columns(plan, size) + 0.5) * wide / size - 0.5).clamp(min=0)).minimum(wide - 1)
+    y, x = (2 * y + 1) / height - 1, (2 * x + 1) / width - 1  # grid_sample's -1..1 between the outer edges
+    grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=3)
+    return F.grid_sample(
+        pixels.permute(0, 3, 1, 2).float(), grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
+
+
+def _jitter(images: Tensor, factors: Tensor, strength: tuple[float, float, float, float]) -> Tensor:
+    """Brightness, contrast, saturation and hue of images in 0..1; those of strength 0 are left out."""
+    brightness, contrast, saturation, hue = factors[:, :, None, None, None].unbind(dim=1)  # each [B, 1, 1, 1]
+    if strength[0]:
+        images = (images * brightness).clamp(0, 1)
+    if strength[1]:
+        images = torch.lerp(_grey(images).mean(dim=(2, 3), keepdim=True), images, contrast).clamp(0, 1)
+    if strength[2]:
+        images = torch.lerp(_grey(images), images, saturation).clamp(0, 1)
+    return _shift_hue(images, hue) if strength[3] else images
+
+
+def _grey(images: Tensor) -> Tensor:
+    red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
+    return _GREY[0] * red + _GREY[1] * green + _GREY[2] * blue
+
+
+def _shift_hue(images: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue, keeping the value and the chroma of every pixel (HSV)."""
+    red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
+    value = images.amax(dim=1, keepdim=True)
+    chroma = value - images.amin(dim=1, keepdim=True)
+    safe = chroma.clamp(min=1e-12)
+    sector = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    # Red, green and blue each fall from value to value - chroma as the hue moves away from them.
+    places = [(sextants + sector + 6 * turn) % 6 for sextants in (5, 3, 1)]
+    return torch.cat([value - chroma * torch.minimum(at, 4 - at).clamp(0, 1) for at in places], dim=1)

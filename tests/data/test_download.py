@@ -1,0 +1,369 @@
+import hashlib
+import importlib
+import io
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from firstpage.data import download
+from firstpage.data.download import _extract, _File, _Source, get
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves the bytes of `server.content`, as badly as the server's settings say."""
+
+    def do_GET(self):
+        server = self.server
+        server.requests.append(dict(self.headers))
+        if server.errors:
+            self.send_error(server.errors.pop(0))
+            return
+        content, start = server.content, 0
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        same = self.headers.get("If-Range") in (
+            None,
+            server.headers.get("ETag"),
+            server.headers.get("Last-Modified"),
+        )
+        if server.ranges and asked and same:
+            start = int(asked[1])
+            if start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        if server.lengths:
+            self.send_header("Content-Length", str(len(content) - start))
+        for name, value in server.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        end = min(len(content), server.cuts.pop(0)) if server.cuts else len(content)
+        self.wfile.write(content[start:end])
+        server.release.wait(60)  # then the connection closes
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.requests, server.errors, server.cuts = [], [], []
+    server.release = threading.Event()
+    server.release.set()
+    server.ranges, server.lengths, server.headers = True, True, {"ETag": '"one"'}
+    server.content = archive({"birds/images/1.jpg": b"wren" * 300_000, "birds/images.txt": b"1 1.jpg\n"})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setattr(download, "_PAUSE", 0.0)
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def archive(files, kind="tgz"):
+    buffer = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(buffer, "w") as opened:
+            for name, content in files.items():
+                opened.writestr(name, content)
+    else:
+        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=0) as opened:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                opened.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def birds(server, monkeypatch):
+    """Make the server the publisher of `birds`; with the checksum of what it serves, or another."""
+
+    def offer(name="birds.tgz", sha256="right", size=None):
+        known = hashlib.sha256(server.content).hexdigest() if sha256 == "right" else sha256
+        file = _File(f"http://127.0.0.1:{server.server_port}/{name}", name, size, known)
+        source = _Source("http://birds.example", "birds/images.txt, ...", (file,), "birds")
+        monkeypatch.setitem(download._SOURCES, "birds", source)
+
+    offer()
+    return offer
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_whole(folder):
+    assert names(folder) == ["birds"]
+    assert (folder / "birds/images/1.jpg").read_bytes() == b"wren" * 300_000
+    assert (folder / "birds/images.txt").read_text() == "1 1.jpg\n"
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_downloads_checks_and_opens(server, birds, tmp_path, progress):
+    text = get("birds", tmp_path / "new" / "folder", progress=progress)
+    assert text == f"birds: {tmp_path / 'new' / 'folder'} holds birds/images.txt, ..."
+    assert_whole(tmp_path / "new" / "folder")
+    assert len(server.requests) == 1
+
+
+def test_zip_as_well(server, birds, tmp_path):
+    server.content = archive(
+        {"birds/images/1.jpg": b"wren" * 300_000, "birds/images.txt": b"1 1.jpg\n"}, "zip"
+    )
+    birds(name="birds.zip")
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+
+
+def test_what_is_there_is_not_downloaded_again(server, birds, tmp_path):
+    (tmp_path / "birds").mkdir()
+    assert get("birds", tmp_path) == f"birds: {tmp_path / 'birds'} is there already"
+    assert not server.requests
+
+
+def test_an_archive_that_was_there_is_only_opened(server, birds, tmp_path):
+    (tmp_path / "birds.tgz").write_bytes(server.content)
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert not server.requests
+
+
+def test_goes_on_after_each_cut(server, birds, tmp_path):
+    server.cuts = [100_000, 100_001, 250_000]
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    asked = [(request.get("Range"), request.get("If-Range")) for request in server.requests]
+    assert asked == [(None, None), *((f"bytes={cut}-", '"one"') for cut in (100_000, 100_001, 250_000))]
+
+
+CHILD = """
+import sys
+from firstpage.data import download
+file = download._File(sys.argv[1], "birds.tgz", None, sys.argv[2])
+download._SOURCES["birds"] = download._Source("", "", (file,), "birds")
+download.get("birds", sys.argv[3], progress=False)
+"""
+
+
+def test_goes_on_after_a_kill(server, birds, tmp_path):
+    (file,) = download._SOURCES["birds"].files
+    server.cuts, part = [700_000], tmp_path / "birds.tgz.part"
+    server.release = threading.Event()  # the connection stays open until then
+    with subprocess.Popen([sys.executable, "-c", CHILD, file.url, file.sha256, str(tmp_path)]) as process:
+        deadline = time.monotonic() + 60
+        while not part.exists() or part.stat().st_size < 500_000:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    server.release.set()
+    length = part.stat().st_size
+    assert names(tmp_path) == ["birds.tgz.part", "birds.tgz.part.version"]
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert [request.get("Range") for request in server.requests] == [None, f"bytes={length}-"]
+
+
+def test_gives_up_when_nothing_more_comes_and_keeps_what_came(server, birds, tmp_path):
+    server.cuts = [100_000] * 10
+    with pytest.raises(
+        OSError, match="the connection was cut; 100,000 bytes are kept, run it again to go on"
+    ):
+        get("birds", tmp_path, progress=False)
+    assert (tmp_path / "birds.tgz.part").read_bytes() == server.content[:100_000]
+    assert len(server.requests) == 1 + download._ATTEMPTS
+
+
+def test_starts_over_where_the_server_sends_whole_files_only(server, birds, tmp_path):
+    server.ranges, server.cuts = False, [100_000]
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert server.requests[1]["Range"] == "bytes=100000-"
+
+
+def test_starts_over_when_the_file_has_changed(server, birds, tmp_path):
+    birds(sha256=None)
+    (tmp_path / "birds.tgz.part").write_bytes(b"an older version")
+    (tmp_path / "birds.tgz.part.version").write_text('"zero"')
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert server.requests[0]["If-Range"] == '"zero"'
+
+
+def test_starts_over_when_nothing_tells_the_version(server, birds, tmp_path):
+    birds(sha256=None)
+    server.headers = {"ETag": 'W/"weak"'}
+    server.cuts = [100_000]
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert "Range" not in server.requests[1]
+
+
+def test_the_date_tells_the_version_where_the_tag_is_weak(server, birds, tmp_path):
+    birds(sha256=None)
+    server.headers = {"ETag": 'W/"weak"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    server.cuts = [100_000]
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert server.requests[1]["If-Range"] == "Wed, 21 Oct 2015 07:28:00 GMT"
+
+
+@pytest.mark.parametrize("extra", [b"", b"too much"])
+def test_a_part_that_is_whole_already_or_too_long(server, birds, tmp_path, extra):
+    (tmp_path / "birds.tgz.part").write_bytes(server.content + extra)
+    (tmp_path / "birds.tgz.part.version").write_text('"one"')
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert len(server.requests) == (2 if extra else 1)
+
+
+def test_a_cut_without_a_length_is_seen_by_the_published_size(server, birds, tmp_path):
+    server.lengths, server.cuts = False, [100_000]
+    birds(size=len(server.content))
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+    assert len(server.requests) == 2
+
+
+def test_a_wrong_checksum_leaves_nothing(server, birds, tmp_path):
+    birds(sha256="0" * 64)
+    right = hashlib.sha256(server.content).hexdigest()
+    with pytest.raises(ValueError, match=rf"sha256 is {right}, not 0+; it was removed, run it again$"):
+        get("birds", tmp_path, progress=False)
+    assert names(tmp_path) == []
+
+
+def test_a_part_of_something_else_is_found_out_by_the_checksum(server, birds, tmp_path):
+    (tmp_path / "birds.tgz.part").write_bytes(b"x" * 1000)
+    with pytest.raises(ValueError, match="sha256 is"):
+        get("birds", tmp_path, progress=False)
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+
+
+def test_an_unknown_checksum_is_said_and_computed(server, birds, tmp_path):
+    birds(sha256=None)
+    digest = hashlib.sha256(server.content).hexdigest()
+    text = get("birds", tmp_path, progress=False)
+    assert f"birds.tgz: no checksum of it is known; its sha256 is {digest}\n" in text
+
+
+def test_what_is_not_there_is_asked_for_once(server, birds, tmp_path):
+    server.errors = [404]
+    with pytest.raises(OSError, match=r"HTTP 404 Not Found; the publisher's page is http://birds.example$"):
+        get("birds", tmp_path, progress=False)
+    assert len(server.requests) == 1
+    assert names(tmp_path) == []
+
+
+def test_a_busy_server_is_asked_again(server, birds, tmp_path):
+    server.errors = [503, 429, 500]
+    get("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+
+
+def test_an_unreachable_server(server, birds, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_ATTEMPTS", 2)
+    file = _File("http://127.0.0.1:9/birds.tgz", "birds.tgz", None, None)
+    monkeypatch.setitem(download._SOURCES, "birds", _Source("http://birds.example", "", (file,), "birds"))
+    with pytest.raises(OSError, match=r"refused.*; the publisher's page is http://birds.example") as error:
+        get("birds", tmp_path, progress=False)
+    assert "\n" not in str(error.value)
+
+
+def link(name, target, kind=tarfile.SYMTYPE):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as opened:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = kind, target
+        opened.addfile(entry)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("birds.tgz", archive({"birds/1.jpg": b"", "../outside": b"x"})),
+        ("birds.tgz", archive({"birds/1.jpg": b"", "birds/../../outside": b"x"})),
+        ("birds.tgz", link("birds", "/etc")),
+        ("birds.tgz", link("birds", "../..")),
+        ("birds.tgz", link("birds", "/etc/passwd", tarfile.LNKTYPE)),
+        ("birds.tgz", link("birds", "", tarfile.CHRTYPE)),
+        ("birds.tgz", archive({"birds/1.jpg": b"x" * 100_000})[:50_000]),
+        ("birds.tgz", b"<html>please log in</html>"),
+        ("birds.tgz", b""),
+        ("birds.zip", archive({"birds/1.jpg": b"", "../outside": b"x"}, "zip")),
+        ("birds.zip", archive({"birds/1.jpg": b"", "/outside": b"x"}, "zip")),
+        ("birds.zip", archive({"birds/1.jpg": b"", "..\\outside": b"x"}, "zip")),
+        ("birds.zip", archive({"birds/1.jpg": b"x" * 1000}, "zip").replace(b"x" * 1000, b"y" * 1000)),
+    ],
+)
+def test_bad_archives_are_refused_and_nothing_is_extracted(tmp_path, name, content):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"; nothing was extracted$") as error:
+        _extract(folder / name, folder, last="birds")
+    assert "\n" not in str(error.value)
+    assert names(folder) == [name]
+    assert names(tmp_path) == ["data"]
+
+
+def test_extraction_cleans_up_after_a_killed_one_and_overwrites_no_folder(tmp_path):
+    (tmp_path / "birds.tgz").write_bytes(archive({"birds/1.jpg": b"new", "notes.txt": b"new"}))
+    (tmp_path / ".birds.tgz.extracting").mkdir()
+    (tmp_path / ".birds.tgz.extracting" / "half").touch()
+    (tmp_path / "birds").mkdir()
+    with pytest.raises(ValueError, match="birds is in the way, move it; nothing was extracted"):
+        _extract(tmp_path / "birds.tgz", tmp_path, last="birds")
+    assert names(tmp_path) == ["birds", "birds.tgz"]
+    (tmp_path / "birds").rmdir()
+    _extract(tmp_path / "birds.tgz", tmp_path, last="birds")
+    assert names(tmp_path) == ["birds", "birds.tgz", "notes.txt"]
+
+
+def test_others_get_the_page_and_the_layout(tmp_path):
+    for name in ("cars", "inshop", "hotels50k", "casia"):
+        text = get(name, tmp_path / "data")
+        assert re.match(
+            rf"{name}: its publisher gives it out at https?://\S+\nPut into {tmp_path}/data: \S+", text
+        )
+    assert names(tmp_path) == []
+
+
+def test_published_sources_are_complete():
+    for source in download._SOURCES.values():
+        assert source.page.startswith("http")
+        assert bool(source.files) == bool(source.makes)
+        for file in source.files:
+            assert file.url.startswith("http")
+            assert re.fullmatch("[0-9a-f]{64}", file.sha256)
+
+
+def test_unknown_name(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"get\('nabirds'\): no such dataset; use one of glyphs, cub, sop, lfw"
+    ):
+        get("nabirds", tmp_path)
+
+
+def test_glyphs_are_drawn(tmp_path, monkeypatch):
+    module = importlib.import_module("firstpage.data.glyphs")
+    monkeypatch.setattr(module, "_draw", lambda folder, *_, **__: folder.mkdir(parents=True))
+    assert get("glyphs", tmp_path / "glyphs") == f"glyphs: 10,144 images in {tmp_path / 'glyphs'}"
