@@ -32,7 +32,8 @@ from rich.console import Console
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import Framing, Row, decode_rows, file_state, fingerprints
-from firstpage.data.workers import Workers, progress_bar
+from firstpage.data.progress import progress_bar
+from firstpage.data.workers import Workers
 
 VERSION = 1  # of the files below and of the pixels: a change of either makes every store anew
 CHUNK = 64  # rows decoded by one task and recorded together

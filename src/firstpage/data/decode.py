@@ -168,8 +168,9 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
     _refuse_claim(image.size, max_pixels)
     x0, y0, x1, y1 = (0.0, 0.0, width, height) if box is None else _clip(box, width, height)
     if enough and image.format in ("JPEG", "MPO"):
-        scale = next((s for s in (8, 4, 2) if min(x1 - x0, y1 - y0) >= s * enough), 1)
-        image.draft(None, (width // scale, height // scale))
+        scale = next((scale for scale in (8, 4, 2) if min(x1 - x0, y1 - y0) >= scale * enough), 1)
+        if scale > 1:
+            image.draft(None, (width // scale, height // scale))
     image.load()
     format, orientation = image.format, _orientation(image)
     if box is not None:

@@ -68,18 +68,18 @@ class Framing:
         border = self.margin * (boxes[:, 2:] - boxes[:, :2])
         return np.hstack([boxes[:, :2] - border, boxes[:, 2:] + border])
 
-    def read(self, path: str, box: Box | None = None) -> np.ndarray:
-        """Decode one image into a uint8 square [size, size, 3].
+    def read(self, path: str, box: Box | None = None) -> Image.Image:
+        """Decode one image into an RGB square.
 
         >>> import tempfile
         >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
         ...     Image.new("RGB", (40, 20), "red").save(file.name)
-        ...     pixels = Framing(4, "pad").read(file.name)
-        >>> pixels[:, 0].tolist()
+        ...     square = Framing(4, "pad").read(file.name)
+        >>> np.asarray(square)[:, 0].tolist()
         [[255, 255, 255], [255, 0, 0], [255, 0, 0], [255, 255, 255]]
         """
         # Decoding a JPEG smaller is a coarse filter: twice the target leaves the last, fine step to `resize`.
-        return np.asarray(self._square(decode(path, box=box, enough=2 * self.size)))
+        return self._square(decode(path, box=box, enough=2 * self.size))
 
     def _square(self, image: Image.Image) -> Image.Image:
         width, height = image.size
@@ -119,24 +119,22 @@ def decode_rows(
     [(-1, -1, '', 'no such file')]
     b'\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00'
     """
-    pixels = np.zeros((len(paths), framing.size, framing.size, 3), np.uint8)
+    blank = bytes(framing.size**2 * 3)
     rows: list[Row] = []
-    for index, name in enumerate(paths):
-        path = os.path.join(root, name)
-        size, mtime, digest, reason = *file_state(path), "", ""
-        try:
-            if fingerprints:
-                digest = fingerprint(path)
-            box = None if boxes is None or np.isnan(boxes[index]).any() else boxes[index].tolist()
-            pixels[index] = framing.read(path, box)
-        except Unreadable as error:
-            reason = error.reason
-        rows.append((size, mtime, digest, reason))
-    with open(target, "r+b", buffering=0) as file:
+    with open(target, "r+b") as file:
         file.seek(offset)
-        rest = pixels.data.cast("B")
-        while rest:  # a raw write may write less, as on a full disk
-            rest = rest[file.write(rest) :]
+        for index, name in enumerate(paths):
+            path = os.path.join(root, name)
+            size, mtime, digest, reason, pixels = *file_state(path), "", "", blank
+            try:
+                if fingerprints:
+                    digest = fingerprint(path)
+                box = None if boxes is None or np.isnan(boxes[index]).any() else boxes[index].tolist()
+                pixels = framing.read(path, box).tobytes()
+            except Unreadable as error:
+                reason = error.reason
+            file.write(pixels)
+            rows.append((size, mtime, digest, reason))
     return rows
 
 

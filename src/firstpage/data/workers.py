@@ -10,15 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 
@@ -159,20 +156,11 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = Pipe()
     data = Path(__file__).parent
     command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(data.parent), str(data), *sys.path]
-    # A group of its own: Ctrl-C at the terminal is for the parent, which then closes the link.
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0)
+    process = subprocess.Popen(
+        command,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C at the terminal is for the parent, which then stops its workers
+    )
     theirs.close()
     return process, ours
-
-
-@contextmanager
-def progress_bar(label: str, total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; yields a function that advances it.
-
-    >>> with progress_bar("decoding", 2, show=False) as advance:
-    ...     advance(2)
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda count: progress.update(task, advance=count)
