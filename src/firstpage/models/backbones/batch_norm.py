@@ -1,0 +1,65 @@
+"""Batch normalisation that must not learn: frozen for good, or for the length of a recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["freeze_batch_norm", "keep_statistics"]
+
+
+def freeze_batch_norm(module: nn.Module) -> None:
+    """Freezes every batch norm within `module`: running statistics, scale and shift stay as they are.
+
+    It survives later calls of `.train()`, copying and pickling. On small data (CUB, Cars) this is worth
+    several points: a batch's statistics are a poor estimate, and ImageNet's are a good one.
+
+    Args:
+        module: a network, changed in place.
+
+    >>> import torch
+    >>> network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    >>> freeze_batch_norm(network)
+    >>> _ = network.train()(torch.randn(8, 3, 5, 5))
+    >>> network[1].running_mean
+    tensor([0., 0., 0., 0.])
+    >>> [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    ['0.weight', '0.bias']
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval().requires_grad_(False)
+            # `.train()` of any module around it ends here.
+            layer.train = partial(_stay, layer)  # type: ignore[assignment, method-assign]
+
+
+def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
+    return layer
+
+
+@contextmanager
+def keep_statistics(module: nn.Module) -> Iterator[None]:
+    """A context in which batch norms normalise as always, but learn nothing from what they see.
+
+    A checkpointed block sees each batch twice, and would count it twice.
+
+    >>> import torch
+    >>> layer = nn.BatchNorm1d(2)
+    >>> with keep_statistics(layer):
+    ...     _ = layer(torch.randn(8, 2))
+    >>> layer.running_mean, layer.num_batches_tracked
+    (tensor([0., 0.]), tensor(0))
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    before = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
+    for layer in layers:
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for layer, (momentum, count) in zip(layers, before, strict=True):
+            layer.momentum, layer.num_batches_tracked = momentum, count

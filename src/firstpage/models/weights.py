@@ -1,0 +1,209 @@
+"""Weights: public files, read into a backbone or refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import tempfile
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import wrap_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from firstpage.models.backbones import Backbone
+
+__all__ = ["fetch", "load", "read"]
+
+_HOST = "https://download.pytorch.org/models"
+# torchvision's first ImageNet weights of each; the name holds the beginning of the file's sha256.
+_PUBLISHED = {
+    "resnet18": "resnet18-f37072fd.pth",
+    "resnet34": "resnet34-b627a593.pth",
+    "resnet50": "resnet50-0676ba61.pth",
+    "resnet101": "resnet101-63fe2227.pth",
+    "densenet121": "densenet121-a639ec97.pth",
+    "densenet201": "densenet201-c1103571.pth",
+    "googlenet": "googlenet-1378be20.pth",
+}
+_ELSEWHERE = {
+    "inception_bn": "pretrained-models' bn_inception-52deb4733.pth",
+    "vit_small_14": "timm's vit_small_patch14_dinov2",
+    "vit_base_14": "timm's vit_base_patch14_dinov2",
+}
+
+
+def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None:
+    """Loads `weights` into `backbone`, all of them or, with an error, none.
+
+    A classifier in the file is left out. Values are cast to the type of the parameters, so files in float16
+    do. Counters of batches that a file lacks (the older ones do) stay as they are.
+
+    Args:
+        backbone: changed in place.
+        weights: path of a `.safetensors`, `.pth` or `.pt` file, or `"imagenet"` for torchvision's published
+            file, which is fetched once and kept.
+        name: what the backbone is called, for `"imagenet"` and for messages.
+
+    Raises:
+        ValueError: the file is of another network, or not readable, or there is none of that name.
+        FileNotFoundError: the file is not there, or could not be fetched.
+
+    >>> from firstpage.models import backbones
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = f"{folder}/weights.safetensors"
+    ...     save_file(backbones.create("small").state_dict(), file)
+    ...     load(backbones.create("small"), file, "small")
+    """
+    public = os.fspath(weights) == "imagenet"
+    state = read(fetch(name, fits=backbone.published) if public else weights)
+    entries = backbone.adapt(state)
+    misfits = _misfits(backbone, entries)
+    if misfits:
+        network = _recognise(state)
+        looks = f"it looks like {network}: create({network!r}, ...)" if network else f"{_listed(misfits)}"
+        raise ValueError(f"weights={str(weights)!r}: a weights file of another network than {name}; {looks}")
+    backbone.load_state_dict(entries, strict=False)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors`, `.pth` or `.pt` file by name, on the CPU; no code in it is run.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"gamma": torch.ones(2)}, f"{folder}/weights.pth")
+    ...     read(f"{folder}/weights.pth")
+    {'gamma': tensor([1., 1.])}
+    """
+    path = Path(path)
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        raise ValueError(f"weights={str(path)!r}: give a .safetensors, .pth or .pt file, or 'imagenet'")
+    if not path.is_file():
+        raise FileNotFoundError(f"weights={str(path)!r}: no such file; give a path or 'imagenet'")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0].rstrip(". ")
+        raise ValueError(
+            f"weights={str(path)!r}: not a readable file of tensors ({reason}); fetch it again, or save a "
+            "state dict with torch.save or safetensors"
+        ) from None
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"weights={str(path)!r}: holds more than tensors by name; torch.save its state dict alone"
+        )
+    return dict(state)
+
+
+def fetch(name: str, fits: bool = True) -> Path:
+    """The path of torchvision's published ImageNet file for the backbone `name`, fetched if need be.
+
+    It is kept in the folder `weights` of $FIRSTPAGE_CACHE or of ~/.cache/firstpage, and its sha256 is
+    checked against its name, whoever put it there.
+
+    Args:
+        name: of a backbone.
+        fits: whether the backbone was built as torchvision builds it.
+
+    >>> fetch("small")
+    Traceback (most recent call last):
+    ValueError: weights='imagenet': none are published for small; leave weights out, or give a path
+    """
+    if name not in _PUBLISHED:
+        where = f"the path of {_ELSEWHERE[name]}" if name in _ELSEWHERE else "a path"
+        raise ValueError(
+            f"weights='imagenet': none are published for {name}; leave weights out, or give {where}"
+        )
+    if not fits:
+        raise ValueError(
+            f"weights='imagenet': torchvision's file of {name} is for strides='v1.5'; "
+            "leave strides out, or give the path of a v1 file"
+        )
+    file = _PUBLISHED[name]
+    folder = Path(os.environ.get("FIRSTPAGE_CACHE", "~/.cache/firstpage")).expanduser() / "weights"
+    path = folder / file
+    if not path.is_file():
+        _download(f"{_HOST}/{file}", path)
+    _check_digest(path, path)
+    return path
+
+
+def _download(url: str, path: Path) -> None:
+    """Fetches a file to a name of its own, and renames it into place only when it is whole and right."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as part:
+            temporary = Path(part.name)
+            try:
+                with urllib.request.urlopen(url, timeout=30) as response:
+                    total = int(response.headers.get("Content-Length") or 0) or None
+                    console = Console(stderr=True)
+                    with wrap_file(
+                        response, total or 0, description=path.name, console=console, transient=True
+                    ) as source:
+                        while chunk := source.read(1 << 20):
+                            part.write(chunk)
+                part.flush()
+                _check_digest(temporary, path)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"weights='imagenet': could not fetch {url} ({error}); put that file into {path.parent}"
+        ) from None
+
+
+def _check_digest(path: Path, named: Path) -> None:
+    """Complains unless the sha256 of the file at `path` begins as the name of `named` says."""
+    found = re.search(r"-([0-9a-f]{8})\.pth$", named.name)
+    expected = found[1] if found else ""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if not digest.startswith(expected):
+        raise ValueError(
+            f"weights='imagenet': {named} is damaged (sha256 begins {digest[:8]}, its name says {expected}); "
+            "delete it, and it is fetched again"
+        )
+
+
+def _misfits(backbone: Backbone, entries: Mapping[str, Tensor]) -> list[str]:
+    """What does not fit, in words; nothing if the entries fill the backbone."""
+    wanted = backbone.state_dict()
+    lacking = [key for key in wanted if key not in entries and not key.endswith("num_batches_tracked")]
+    unknown = [key for key in entries if key not in wanted]
+    wrong = [
+        f"{key} is {list(value.shape)}, not {list(wanted[key].shape)}"
+        for key, value in entries.items()
+        if key in wanted and value.shape != wanted[key].shape
+    ]
+    return [*wrong, *(f"{key} is missing" for key in lacking), *(f"{key} has no place" for key in unknown)]
+
+
+def _listed(misfits: list[str]) -> str:
+    more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
+    return ", ".join(misfits[:3]) + more
+
+
+def _recognise(state: Mapping[str, Tensor]) -> str | None:
+    """The backbone that a file fits, if any does."""
+    # Here, because backbones load their weights through this module.
+    from firstpage.models.backbones import create, names
+
+    with torch.device("meta"):
+        for name in names():
+            backbone = create(name)
+            if not _misfits(backbone, backbone.adapt(state)):
+                return name
+    return None
