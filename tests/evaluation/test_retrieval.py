@@ -27,10 +27,15 @@ def naive(embeddings, labels, gallery, gallery_labels, ks, alone):
     return {name: 100 * sum(row[name] for row in rows) / len(rows) for name in rows[0]}, len(rows)
 
 
-@hypothesis.given(st.integers(0, 10_000), st.integers(2, 14), st.integers(1, 5), st.booleans(), st.integers(1, 6))
+@hypothesis.given(
+    st.integers(0, 10_000), st.integers(2, 14), st.integers(1, 5), st.booleans(), st.integers(1, 6)
+)
 def test_every_metric_equals_loops(seed, count, classes, alone, block):
     generator = torch.Generator().manual_seed(seed)
-    points, labels = torch.randn(count, 6, generator=generator), torch.randint(classes, (count,), generator=generator)
+    points, labels = (
+        torch.randn(count, 6, generator=generator),
+        torch.randint(classes, (count,), generator=generator),
+    )
     gallery, gallery_labels = points, labels
     if not alone:
         gallery = torch.randn(9, 6, generator=generator)
@@ -38,9 +43,7 @@ def test_every_metric_equals_loops(seed, count, classes, alone, block):
     relevant = (labels[:, None] == gallery_labels).sum(1) - int(alone)
     hypothesis.assume(bool((relevant > 0).any()))
     ks = (1, 2, 5, 30)
-    found = evaluate(
-        points, labels, *(() if alone else (gallery, gallery_labels)), ks=ks, block=block
-    )
+    found = evaluate(points, labels, *(() if alone else (gallery, gallery_labels)), ks=ks, block=block)
     expected, queries = naive(points, labels, gallery, gallery_labels, ks, alone)
     assert found.queries == queries
     assert found.without_positive == count - queries
@@ -55,7 +58,10 @@ def test_every_metric_equals_loops(seed, count, classes, alone, block):
         ((torch.eye(3), torch.zeros(2, dtype=torch.long)), "one label per row"),
         ((torch.eye(3) / 0, torch.zeros(3, dtype=torch.long)), "NaN"),
         ((torch.eye(3), torch.zeros(3, dtype=torch.long), torch.eye(3)), "gallery_labels"),
-        ((torch.eye(3), torch.zeros(3, dtype=torch.long), torch.empty(0, 3), torch.empty(0).long()), "gallery"),
+        (
+            (torch.eye(3), torch.zeros(3, dtype=torch.long), torch.empty(0, 3), torch.empty(0).long()),
+            "gallery",
+        ),
     ],
 )
 def test_wrong_input_is_named(arguments, complaint):

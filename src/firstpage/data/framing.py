@@ -79,17 +79,14 @@ class Framing:
         [[255, 255, 255], [255, 0, 0], [255, 0, 0], [255, 255, 255]]
         """
         # Decoding a JPEG smaller is a coarse filter: twice the target leaves the last, fine step to `resize`.
-        return self._square(decode(path, box=box, enough=2 * self.size))
+        return self.square(decode(path, box=box, enough=2 * self.size))
 
-    def frame(self, image: Image.Image) -> np.ndarray:
-        """An image that is decoded already as a uint8 square [size, size, 3].
+    def square(self, image: Image.Image) -> Image.Image:
+        """An RGB image that is decoded already, as a square.
 
-        >>> Framing(2).frame(Image.new("L", (40, 20), 9)).tolist()
-        [[[9, 9, 9], [9, 9, 9]], [[9, 9, 9], [9, 9, 9]]]
+        >>> Framing(2).square(Image.new("RGB", (40, 20))).size
+        (2, 2)
         """
-        return np.asarray(self._square(image.convert("RGB")))
-
-    def _square(self, image: Image.Image) -> Image.Image:
         width, height = image.size
         whole = (self.size, self.size)
         if self.resize == "shorter":

@@ -88,9 +88,13 @@ def evaluate(
         raise ValueError("gallery_labels=None: a gallery needs gallery_labels, one integer per row")
     for name, vectors, codes in (("embeddings", embeddings, labels), ("gallery", gallery, gallery_labels)):
         if vectors.ndim != 2 or not len(vectors) or len(codes) != len(vectors):
-            raise ValueError(f"{name}: shapes {tuple(vectors.shape)} and {tuple(codes.shape)}: one label per row")
+            raise ValueError(
+                f"{name}: shapes {tuple(vectors.shape)} and {tuple(codes.shape)}: one label per row"
+            )
         if not bool(vectors.isfinite().all()):
-            raise ValueError(f"{name}: NaN or infinity among the values: the model that made them has diverged")
+            raise ValueError(
+                f"{name}: NaN or infinity among the values: the model that made them has diverged"
+            )
     if not ks or min(ks) < 1:
         raise ValueError(f"ks={tuple(ks)}: give at least one k, each at least 1")
 
@@ -103,7 +107,16 @@ def evaluate(
         queries, candidates = unit(embeddings.float()), unit(gallery.float())
         hits = torch.cat(
             [
-                _hits(queries, candidates, labels, gallery_labels, start, min(start + block, len(queries)), depth, alone)
+                _hits(
+                    queries,
+                    candidates,
+                    labels,
+                    gallery_labels,
+                    start,
+                    min(start + block, len(queries)),
+                    depth,
+                    alone,
+                )
                 for start in range(0, len(queries), block)
             ]
         )

@@ -1,4 +1,4 @@
-"""The embedder: images to unit vectors. It knows its own preprocessing, and saves and loads as plain files."""
+"""The embedder: images to unit vectors. It knows its preprocessing, and saves and loads as plain files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,12 @@ VERSION = 1
 class Pixels(Protocol):
     """Anything that hands out stored pixels: a `PixelStore` or a `Stream`."""
 
+    ok: np.ndarray  # [N] bool: rows that could be decoded
+
     def __len__(self) -> int: ...
-    def batch(self, rows: Any, device: Any = None) -> Tensor: ...  # noqa: ANN401
+    def batch(self, rows: Any, device: Any = None) -> Tensor:  # noqa: ANN401
+        """The uint8 pixels [B, size, size, 3] of some rows."""
+        ...
 
 
 class _Level(nn.Sequential):
@@ -183,14 +187,16 @@ class Embedder(nn.Module):
 
     def _square(self, image: object) -> np.ndarray:
         if isinstance(image, str | os.PathLike):
-            return self.framing.read(os.fspath(image))
+            return np.asarray(self.framing.read(os.fspath(image)))
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-                raise ValueError(f"images: array {image.dtype} {image.shape}: an image is uint8 [height, width, 3]")
+                raise ValueError(
+                    f"images: array {image.dtype} {image.shape}: an image is uint8 [height, width, 3]"
+                )
             image = Image.fromarray(image)
         if not isinstance(image, Image.Image):
             raise ValueError(f"images: got {type(image).__name__}: give files, Pillow images or uint8 arrays")
-        return self.framing.frame(image)
+        return np.asarray(self.framing.square(image.convert("RGB")))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `config.json` and `model.safetensors`; each appears whole or not at all.
@@ -237,5 +243,7 @@ class Embedder(nn.Module):
         try:
             model.load_state_dict(load_file(source / "model.safetensors"))
         except (RuntimeError, SafetensorError) as error:
-            raise ValueError(f"{source}: model.safetensors does not fit config.json: {error}".split("\n")[0]) from None
+            raise ValueError(
+                f"{source}: model.safetensors does not fit config.json: {error}".split("\n")[0]
+            ) from None
         return model.to(device).eval()

@@ -13,7 +13,7 @@ __all__ = ["export"]
 
 
 def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> Path:
-    """Write the network as ONNX with any batch size, and check it against onnxruntime where that is installed.
+    """Write the network as ONNX for any batch size, and check it against onnxruntime where there is one.
 
     The input is `images`, float32 [batch, 3, crop, crop], normalised; the output `embeddings`, unit vectors.
 

@@ -14,8 +14,8 @@ class Pooling(nn.Module):
     """One vector [B, C] from a map [B, C, h, w] or from tokens [B, 1 + patches, C], class token first.
 
     Args:
-        kind: `avg`, `max`, their sum `avg+max` (best for pretrained ResNets), `gem` (the generalised mean with
-            a learnt exponent) or `cls` (the class token; tokens only).
+        kind: `avg`, `max`, their sum `avg+max` (best for pretrained ResNets), `gem` (the generalised mean
+            with a learnt exponent) or `cls` (the class token; tokens only).
 
     >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[5.]])
@@ -34,7 +34,9 @@ class Pooling(nn.Module):
         """[B, C]."""
         if self.kind == "cls":
             if features.ndim != 3:
-                raise ValueError("pooling='cls': this backbone has no class token: choose avg, max, avg+max or gem")
+                raise ValueError(
+                    "pooling='cls': this backbone has no class token: choose avg, max, avg+max or gem"
+                )
             return features[:, 0]
         # [B, places, C]
         places = features[:, 1:] if features.ndim == 3 else features.flatten(2).transpose(1, 2)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -69,7 +70,7 @@ def fit(
 
     Args:
         recipe: all that decides the run.
-        catalog: the images; needs a `train` split and a `test` split (or `query` and `gallery`), or none at all.
+        catalog: the images, with splits `train` and `test` (or `query` and `gallery`), or none at all.
         folder: the run folder, for what ran, logs and models; None keeps nothing.
         device: `cuda`, `cpu`; a GPU where there is one if left out.
         pixels: stored pixels that are there already, row by row those of the catalog.
@@ -89,7 +90,8 @@ def fit(
     """
     place = _device(device)
     torch.manual_seed(recipe.train.seed)
-    model = Embedder(recipe.model).to(place, memory_format=torch.channels_last)
+    model = Embedder(recipe.model).to(place)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if pixels is None:
         stores = Path(cache) if cache is not None else default_cache() / "pixels"
         pixels = PixelStore.build(
@@ -97,15 +99,16 @@ def fit(
         ).to(place)
     roles = assign(catalog, pixels.ok, recipe.train)
     # Classes are numbered anew among the training images: proxies and β have no gaps then.
-    classes, labels = torch.from_numpy(catalog.labels[roles.train]).unique(return_inverse=True)
+    names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
+    labels = torch.from_numpy(codes)
     sampler = GroupSampler(
-        labels.numpy(),
+        codes,
         recipe.batch.size,
         recipe.batch.images_per_class,
         oversample=recipe.batch.oversample,
         seed=recipe.train.seed,
     )
-    criteria = _criteria(recipe, model, len(classes), len(labels)).to(place)
+    criteria = _criteria(recipe, model, len(names), len(catalog)).to(place)
     labels = labels.to(place)
     augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
@@ -149,9 +152,10 @@ def fit(
                 with torch.autocast(place.type, torch.bfloat16, enabled=half):
                     levels = embed(images)
                 target = labels[torch.tensor(rows).to(place, non_blocking=True)]
-                ids = chosen.to(place, non_blocking=True) if recipe.batch.oversample else None
+                ids = chosen.to(place, non_blocking=True)
                 loss = sum(
-                    criterion(level, target, image_ids=ids) for criterion, level in zip(criteria, levels, strict=True)
+                    criterion(level, target, image_ids=ids)
+                    for criterion, level in zip(criteria, levels, strict=True)
                 )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
@@ -207,7 +211,9 @@ def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch")
+        raise ValueError(
+            f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
+        )
     return torch.device(name)
 
 

@@ -40,7 +40,9 @@ def make_optimiser(
                     "weight_decay": settings.weight_decay if decay else 0.0,
                 }
             )
-    groups.append({"params": list(losses.parameters()), "lr": settings.lr * settings.loss, "weight_decay": 0.0})
+    groups.append(
+        {"params": list(losses.parameters()), "lr": settings.lr * settings.loss, "weight_decay": 0.0}
+    )
     groups = [group for group in groups if group["params"]]
     rates = [group["lr"] for group in groups]
     if settings.name == "sgd":

@@ -1,4 +1,4 @@
-"""A recipe: all that decides a run, as data. Read from TOML, checked, changed by `key=value`, written back."""
+"""A recipe: all that decides a run, as data. Read from TOML, checked, changed by `key=value`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from typing import Any, Self
 
 from firstpage.models.settings import ModelSettings
 
-__all__ = ["AugmentSettings", "BatchSettings", "OptimiserSettings", "Recipe", "ScheduleSettings", "TrainSettings"]
+__all__ = [
+    "AugmentSettings",
+    "BatchSettings",
+    "OptimiserSettings",
+    "Recipe",
+    "ScheduleSettings",
+    "TrainSettings",
+]
 
 
 @dataclass(frozen=True)
@@ -117,8 +124,8 @@ class TrainSettings:
 
     Args:
         seed: of weights, batches, augmentation and draws.
-        protocol: `paper` selects the best epoch on the test classes, as the papers did; `fair` on classes held
-            out from training, and touches the test classes once, at the end.
+        protocol: `paper` selects the best epoch on the test classes, as the papers did; `fair` on classes
+            held out from training, and touches the test classes once, at the end.
         fold: which of the `folds` holds the classes held out (`fair`).
         folds: into how many parts the training classes are cut (`fair`).
         precision: `bf16` or `fp32`; `auto` is bf16 on a GPU.
@@ -188,7 +195,8 @@ class Recipe:
         Traceback (most recent call last):
         ValueError: optimiser.learning_rat: no such setting; it has name, lr, head, loss, weight_decay, ...
         """
-        return _build(cls, table, "")
+        built: Self = _build(cls, table, "")
+        return built
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -249,7 +257,11 @@ def _build(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN
         where = f"{place}{key}"
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {place}{near[0]}?" if near else f"it has {', '.join(f.name for f in fields(kind))}"
+            hint = (
+                f"did you mean {place}{near[0]}?"
+                if near
+                else f"it has {', '.join(f.name for f in fields(kind))}"
+            )
             raise ValueError(f"{where}: no such setting; {hint}")
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
@@ -277,7 +289,9 @@ def _fitting(value: Any, kind: Any, where: str) -> Any:  # noqa: ANN401
         return float(value)
     plain = typing.get_origin(kind) or kind
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
-        word = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}.get(plain, "a list")
+        word = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}.get(
+            plain, "a list"
+        )
         raise ValueError(f"{where}={value!r}: must be {word}")
     return dict(value) if plain is dict else value
 
@@ -299,5 +313,3 @@ def _toml(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(part) for part in value) + "]"
     return repr(value)
-
-

@@ -66,7 +66,7 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return
-        self.events = SummaryWriter(str(self.folder / "events"))  # type: ignore[no-untyped-call]
+        self.events = SummaryWriter(str(self.folder / "events"))
 
     def log(self, *, step: int, **figures: float | int | str) -> None:
         """One line of `log.jsonl`, and a point of each curve."""

@@ -70,7 +70,9 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
         catalog = catalog.split_classes(0.2, seed=0)
     splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
     if "train" not in splits or not len(splits["train"]):
-        raise ValueError(f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}")
+        raise ValueError(
+            f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}"
+        )
     if "query" in splits and "gallery" in splits:
         test: Search | None = Search(splits["query"], splits["gallery"])
     else:
