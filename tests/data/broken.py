@@ -48,9 +48,6 @@ def bombs(side: int = 50_000) -> dict[str, bytes]:
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     tags = {256: side, 257: side, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: side, 279: side * side % 2**32}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    webp = encoded("WEBP")
-    canvas = struct.pack("<I", side - 1)[:3] * 2
-    extended = b"VP8X" + struct.pack("<I", 10) + b"\0\0\0\0" + canvas + webp[12:]
     lossless = bytearray(encoded("WEBP", lossless=True))
     lossless[21:25] = struct.pack("<I", 0x3FFF | 0x3FFF << 14)
     return {
@@ -63,10 +60,17 @@ def bombs(side: int = 50_000) -> dict[str, bytes]:
         + gif[10:descriptor]
         + struct.pack("<HH", side, side)
         + gif[descriptor + 4 :],
-        "bomb.webp": b"RIFF" + struct.pack("<I", len(extended) + 4) + b"WEBP" + extended,
+        "bomb.webp": extended_webp(side),
+        "bomb-below-pillows-limit.webp": extended_webp(12_000),
         "bomb-lossless.webp": bytes(lossless),
         "bomb.ppm": b"P6 %d %d 255\n" % (side, side) + bytes(64),
     }
+
+
+def extended_webp(side: int) -> bytes:
+    canvas = struct.pack("<I", side - 1)[:3] * 2
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + canvas + encoded("WEBP")[12:]
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def make_broken(folder: Path) -> list[str]:
