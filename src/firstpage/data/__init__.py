@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from firstpage.data.catalog import Catalog, VerificationPairs
     from firstpage.data.readers import kinds, read
     from firstpage.data.sampler import GroupSampler
+    from firstpage.data.store import PixelStore
+    from firstpage.data.stream import Stream
 
-__all__ = ["Augment", "Catalog", "GroupSampler", "VerificationPairs", "kinds", "read"]
+__all__ = ["Augment", "Catalog", "GroupSampler", "PixelStore", "Stream", "VerificationPairs", "kinds", "read"]
 
 __getattr__ = lazy(
     "firstpage.data",
@@ -28,6 +30,8 @@ __getattr__ = lazy(
         "Augment": "firstpage.data.augment",
         "Catalog": "firstpage.data.catalog",
         "GroupSampler": "firstpage.data.sampler",
+        "PixelStore": "firstpage.data.store",
+        "Stream": "firstpage.data.stream",
         "VerificationPairs": "firstpage.data.catalog",
         "kinds": "firstpage.data.readers",
         "read": "firstpage.data.readers",

@@ -67,8 +67,8 @@ def parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
         ['wren']
     """
     try:
-        from pyarrow import ArrowException  # type: ignore[import-untyped]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise ImportError("read(kind='parquet') needs pyarrow: pip install firstpage[parquet]") from None
     try:

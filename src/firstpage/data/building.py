@@ -1,0 +1,295 @@
+"""Building a pixel store: in parallel, resumable after `kill -9`, never half-written.
+
+A store is a folder. While it is built it is called `building-PLAN`, where PLAN is a digest of the settings
+and the relative paths, and holds
+
+- `pixels.npy`, its space taken at the start, so that a full disk is known before an hour is spent;
+- `journal`, one line for each finished chunk of rows with the size, time and fingerprint of every file in it.
+  The process that builds holds a lock on it, which the kernel lets go when the process dies, however it dies.
+
+A finished store is renamed into place in one step. Its name ends in PLAN and in a digest of all fingerprints.
+"""
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import PIL
+from numpy.lib import format as npy
+from rich.console import Console
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.framing import Framing, Row, decode_rows, file_state, fingerprints
+from firstpage.data.progress import progress_bar
+from firstpage.data.workers import Workers
+
+VERSION = 1  # of the files below and of the pixels: a change of either makes every store anew
+CHUNK = 64  # rows decoded by one task and recorded together
+FILES = np.dtype([("size", "i8"), ("mtime", "i8"), ("fingerprint", "S32")])
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Finds or makes the pixel store of a catalog.
+
+    Args:
+        catalog: the images.
+        folder: where stores are kept.
+        framing: how images become squares.
+        workers: decoding processes; None for one per usable core, 0 for this process alone.
+        progress: whether to show a progress bar.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (9, 9)).save(Path(folder, "a.png"))
+    ...     catalog = Catalog("toy", Path(folder), ["a.png"], np.zeros(1, np.int64), ["a"], {})
+    ...     path = Builder(catalog, Path(folder, "stores"), Framing(4), workers=0, progress=False).path()
+    ...     sorted(file.name for file in path.iterdir())
+    ['files.npy', 'pixels.npy', 'store.json']
+    """
+
+    catalog: Catalog
+    folder: Path
+    framing: Framing
+    workers: int | None = None
+    progress: bool = True
+
+    def path(self) -> Path:
+        """The folder of the finished store, made now if it is not there yet.
+
+        Files whose size and modification time are as remembered are not read again. A second process that
+        asks for the same store waits for the first.
+
+        Raises:
+            OSError: the store cannot be written; one line, with the room it needs where room is what lacks.
+
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, np.int64), ["a"], {})
+        ...     Builder(catalog, Path(file.name), Framing()).path()
+        Traceback (most recent call last):
+        ...
+        FileExistsError: [Errno 17] no pixel store can be written to ...: File exists; choose another folder
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found = self._finished()
+            while found is None:
+                with self._claimed() as journal:
+                    if journal is not None:
+                        found = self._finished()
+                        if found is not None:  # by another process, between the first look and the lock
+                            shutil.rmtree(self._building)
+                        else:
+                            found = self._build(journal)
+            return found
+        except OSError as error:
+            size = len(self.catalog) * self.framing.size**2 * 3
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            remedy = (
+                f"make {size / 1e9:.1f} GB of room or choose another folder"
+                if full
+                else "choose another folder"
+            )
+            raise OSError(
+                error.errno,
+                f"no pixel store can be written to {str(self.folder)!r}: {error.strerror}; {remedy}",
+            ) from error
+
+    @cached_property
+    def _root(self) -> str:
+        return os.fspath(self.catalog.root)
+
+    @cached_property
+    def _plan(self) -> str:
+        digest = hashlib.blake2b(json.dumps([VERSION, asdict(self.framing)]).encode(), digest_size=8)
+        digest.update(b"\0".join(map(os.fsencode, self.catalog.paths)))
+        crops = self.framing.crops(self.catalog)
+        digest.update(b"" if crops is None else crops.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def _building(self) -> Path:
+        return self.folder / f"building-{self._plan}"
+
+    def _content(self, files: np.ndarray) -> str:
+        return hashlib.blake2b(
+            self._plan.encode() + files["fingerprint"].tobytes(), digest_size=8
+        ).hexdigest()
+
+    def _finished(self) -> Path | None:
+        """The finished store of the files as they are now; reads only those that changed since."""
+        stores = sorted(self.folder.glob(f"*-{self._plan}-*"))
+        if not stores:
+            return None
+        paths = self.catalog.paths
+        files = np.array([(*file_state(os.path.join(self._root, path)), b"") for path in paths], FILES)
+        for store in stores:
+            known = np.load(store / "files.npy")
+            same = (known["size"] == files["size"]) & (known["mtime"] == files["mtime"])
+            files["fingerprint"] = np.where(same, known["fingerprint"], files["fingerprint"])
+        # What could not be read then is tried again: permissions show neither in the size nor in the time.
+        (rows,) = np.nonzero(files["fingerprint"] == b"")
+        parts = np.split(rows, range(CHUNK, len(rows), CHUNK))
+        tasks = [(self._root, [paths[row] for row in part]) for part in parts]
+        many = len(parts) > 1
+        with (
+            Workers(self.workers if many else 0) as workers,
+            progress_bar("reading changed files", len(rows), self.progress and many) as advance,
+        ):
+            for index, found in workers.map(fingerprints, tasks):
+                files["fingerprint"][parts[index]] = found
+                advance(len(found))
+        for store in stores:
+            if store.name.endswith(self._content(files)):
+                with suppress(
+                    OSError
+                ):  # to remember the new times is a courtesy; the folder may be read-only
+                    _write(store / "files.npy", _npy(files))
+                return store
+        return None
+
+    @contextmanager
+    def _claimed(self) -> Iterator[BinaryIO | None]:
+        """The journal, locked; None if another process finished the store while this one waited."""
+        self._building.mkdir(exist_ok=True)
+        with open(self._building / "journal", "a+b") as journal:
+            try:
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self.progress:
+                    Console(stderr=True).print("another process builds the same pixel store: waiting for it")
+                fcntl.flock(journal, fcntl.LOCK_EX)
+            try:
+                current = os.path.samestat(os.stat(self._building / "journal"), os.fstat(journal.fileno()))
+            except FileNotFoundError:
+                current = False
+            yield journal if current else None
+
+    def _build(self, journal: BinaryIO) -> Path:
+        catalog, framing, target = self.catalog, self.framing, self._building / "pixels.npy"
+        crops = framing.crops(catalog)
+        done = self._resume(journal)
+        offset = _allocate(target, (len(catalog), framing.size, framing.size, 3), fresh=not done)
+        starts = [first for first in range(0, len(catalog), CHUNK) if first not in done]
+        tasks = [
+            (
+                framing,
+                self._root,
+                catalog.paths[first : first + CHUNK],
+                None if crops is None else crops[first : first + CHUNK],
+                str(target),
+                offset + first * framing.size**2 * 3,
+                True,
+            )
+            for first in starts
+        ]
+        with (
+            open(target, "r+b") as pixels,
+            Workers(self.workers if len(tasks) > 1 else 0) as workers,
+            progress_bar(f"decoding {catalog.name}", len(catalog), self.progress) as advance,
+        ):
+            advance(sum(map(len, done.values())))
+            for index, rows in workers.map(decode_rows, tasks):
+                os.fsync(
+                    pixels.fileno()
+                )  # a line in the journal is a promise that a power cut must keep, too
+                journal.write(_line(starts[index], rows))
+                journal.flush()
+                done[starts[index]] = rows
+                advance(len(rows))
+        return self._publish([row for first in sorted(done) for row in done[first]])
+
+    def _resume(self, journal: BinaryIO) -> dict[int, list[Row]]:
+        """The chunks of an interrupted build whose files are as they were; the journal keeps only these."""
+        chunks: dict[int, list[Row]] = {}
+        journal.seek(0)
+        with suppress(ValueError):  # the last line may be half-written
+            for line in journal:
+                first, rows = json.loads(line)
+                paths = self.catalog.paths[first : first + CHUNK]
+                if [row[:2] for row in rows] == [
+                    [*file_state(os.path.join(self._root, path))] for path in paths
+                ]:
+                    chunks[first] = rows
+        journal.truncate(0)
+        journal.writelines(_line(first, rows) for first, rows in chunks.items())
+        journal.flush()
+        return chunks
+
+    def _publish(self, rows: list[Row]) -> Path:
+        files = np.array([(size, mtime, digest.encode()) for size, mtime, digest, _ in rows], FILES)
+        about = {
+            "version": VERSION,
+            "name": self.catalog.name,
+            "framing": asdict(self.framing),
+            "pillow": PIL.__version__,
+            "unreadable": {index: reason for index, (*_, reason) in enumerate(rows) if reason},
+        }
+        _write(self._building / "files.npy", _npy(files))
+        _write(self._building / "store.json", json.dumps(about, indent=1).encode())
+        name = re.sub(r"[^\w.-]+", "_", self.catalog.name)[:64]
+        store = (
+            self.folder
+            / f"{name}-{self.framing.size}-{self.framing.resize}-{self._plan}-{self._content(files)}"
+        )
+        try:
+            os.rename(self._building, store)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(
+                self._building
+            )  # the same content was built before the files changed under this build
+        else:
+            os.unlink(store / "journal")
+        return store
+
+
+def _line(first: int, rows: list[Row]) -> bytes:
+    return json.dumps([first, rows]).encode() + b"\n"
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def _allocate(path: Path, shape: tuple[int, ...], fresh: bool) -> int:
+    """Take the space of a .npy file at once; returns where its data begins."""
+    try:
+        with open(path, "w+b" if fresh else "r+b") as file:
+            npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            offset = file.tell()
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, offset + int(np.prod(shape)))
+            file.truncate(offset + int(np.prod(shape)))
+            return offset
+    except OSError:
+        if fresh:
+            shutil.rmtree(path.parent)
+        raise
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file in one step, so that nobody ever reads half of it."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(new, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)

@@ -1,0 +1,166 @@
+"""Worker processes for decoding: light, safe to start from anywhere, gone when their parent is gone.
+
+Why not `concurrent.futures.ProcessPoolExecutor`: its workers run the caller's script again (so every script
+needs a `__main__` guard), import torch (two seconds and 200 MB each) and outlive a parent that was killed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+# The packages above this module are entered without running their __init__: a worker needs no torch.
+BOOT = """
+import sys, types
+descriptor, package, data, *sys.path = sys.argv[1:]
+for name, folder in (("firstpage", package), ("firstpage.data", data)):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from firstpage.data.workers import serve
+serve(int(descriptor))
+"""
+
+
+class Workers:
+    """A pool of worker processes; each is a fresh interpreter that runs one function call at a time.
+
+    A call's function and arguments must be picklable, the function from a module (not from a script). A
+    worker that dies ends its call with an error, not with a wait. With `count=0` calls run in this process.
+
+    Args:
+        count: how many processes; None for one per usable core.
+
+    >>> with Workers(0) as workers:
+    ...     sorted(workers.map(divmod, [(7, 2), (9, 4)]))
+    [(0, (3, 1)), (1, (2, 1))]
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        if count is not None and count < 0:
+            raise ValueError(f"workers={count}: must be at least 0 (0: in this process)")
+        self.count = usable_cores() if count is None else count
+        self._idle: SimpleQueue[tuple[subprocess.Popen[bytes], Connection]] = SimpleQueue()
+        self._all = [_start() for _ in range(self.count)]
+        for worker in self._all:
+            self._idle.put(worker)
+        # One thread waits on each process, so that a caller gets ordinary futures.
+        self._threads = ThreadPoolExecutor(self.count) if self.count else None
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":  # noqa: ANN401
+        """Ask for one call; its future holds the result, or the error.
+
+        >>> with Workers(0) as workers:
+        ...     workers.submit(max, 3, 5).result()
+        5
+        """
+        if self._threads is not None:
+            return self._threads.submit(self._call, function, arguments)
+        future: Future[T] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def map(self, function: Callable[..., T], tasks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
+        """Call the function on each task; yield (index of the task, result) as they finish.
+
+        >>> with Workers(0) as workers:
+        ...     dict(workers.map(max, [(3, 5), (8, 2)]))
+        {0: 5, 1: 8}
+        """
+        if self._threads is None:
+            yield from ((index, function(*task)) for index, task in enumerate(tasks))
+            return
+        waiting = {self.submit(function, *task): index for index, task in enumerate(tasks)}
+        for future in as_completed(waiting):
+            yield waiting.pop(future), future.result()
+
+    def close(self) -> None:
+        """Stop the workers, also those in the middle of a call.
+
+        >>> Workers(0).close()
+        """
+        for process, _ in self._all:
+            process.kill()
+            process.wait()
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        for _, link in self._all:
+            link.close()
+        self._all = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        process, link = self._idle.get()
+        try:
+            link.send((function, arguments))
+            done, value = link.recv()
+        except (EOFError, ConnectionError) as error:
+            code = process.wait()
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            remedy = "if memory ran out, use fewer workers" if code < 0 else "its own message is above"
+            raise RuntimeError(f"a decoding worker died ({how}): {remedy}") from error
+        finally:
+            self._idle.put((process, link))
+        if not done:
+            raise value
+        result: T = value
+        return result
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which a container or `taskset` can make fewer than the machine's.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def serve(descriptor: int) -> None:
+    """Answer calls until the parent closes the link or is gone: the body of a worker process.
+
+    >>> ours, theirs = Pipe()
+    >>> ours.send((max, (3, 5)))
+    >>> ours.close()
+    >>> serve(os.dup(theirs.fileno()))
+    """
+    link = Connection(descriptor)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            function, arguments = link.recv()
+            try:
+                answer = True, function(*arguments)
+            except Exception as error:
+                answer = False, error
+            link.send(answer)
+
+
+def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+    ours, theirs = Pipe()
+    data = Path(__file__).parent
+    command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(data.parent), str(data), *sys.path]
+    process = subprocess.Popen(
+        command,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C at the terminal is for the parent, which then stops its workers
+    )
+    theirs.close()
+    return process, ours
