@@ -152,12 +152,15 @@ def open_regular(path: StrPath) -> io.BufferedReader:
             raise Unreadable(path, f"{KINDS.get(kind, 'something else')}, not a file")
         if found.st_size == 0:
             raise Unreadable(path, "empty file")
-        return open(path, "rb")
+        # In blocks of Python's usual 8 kB, Pillow decodes up to a quarter slower.
+        return io.BufferedReader(io.FileIO(path), 2**20)
+    except Unreadable:
+        raise
     except FileNotFoundError as error:
         raise Unreadable(
             path, "dangling symbolic link" if os.path.islink(path) else "no such file"
         ) from error
-    except (OSError, TypeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise Unreadable(path, _reason(error)) from error
 
 

@@ -16,6 +16,8 @@ from firstpage.data.framing import Framing
 Rows = Sequence[int] | np.ndarray | torch.Tensor
 Device = str | torch.device
 
+STAGE = 2**26  # bytes copied to a device at a time
+
 
 class PixelStore:
     """The pixels of a catalog, decoded: a memory-mapped uint8 file, or a tensor on the device when it fits.
@@ -136,7 +138,7 @@ class PixelStore:
         self._device, self._resident = torch.device(device), None
         if self.pixels.nbytes <= share * _free_bytes(self._device):
             self._resident = torch.empty(self.pixels.shape, dtype=torch.uint8, device=self._device)
-            step = max(1, 2**26 // self.pixels[0].nbytes)
+            step = max(1, STAGE // self.pixels[0].nbytes)
             for rows in np.split(np.arange(len(self)), range(step, len(self), step)):
                 self._resident[rows[0] : rows[-1] + 1] = self._from_file(rows, self._device)
         return self

@@ -51,6 +51,8 @@ class _Level(nn.Sequential):
             layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
         if settings.head != "none":
             layers.append(nn.Linear(width, settings.dim))
+        if settings.standardise:
+            layers.append(nn.BatchNorm1d(width if settings.head == "none" else settings.dim, affine=False))
         super().__init__(*layers)
 
 

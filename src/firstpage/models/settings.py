@@ -20,6 +20,8 @@ class ModelSettings:
         head: `linear`, `mlp`, `none` (the pooled features themselves) or `multilevel` (a linear head on each
             of three stages, concatenated).
         dim: dimensions of the embedding (of each level, if there are several).
+        standardise: a batch norm without scale on the embedding. A network that starts from nothing maps all
+            images to nearly one point, from where losses with a hinge find no way out; this is one.
         freeze_batch_norm: keep the statistics and scales of a pretrained network; best on small data.
         checkpointing: recompute activations in the backward pass, to save memory.
         stored: side of the stored square images.
@@ -37,6 +39,7 @@ class ModelSettings:
     layer_norm: bool = False
     head: str = "linear"
     dim: int = 512
+    standardise: bool = False
     freeze_batch_norm: bool = False
     checkpointing: bool = False
     stored: int = 256

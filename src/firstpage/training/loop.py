@@ -149,6 +149,8 @@ def fit(
                 images = augment(pixels.batch(chosen, place), seed=recipe.train.seed, step=step)
                 for group, base in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = base * rate(recipe.schedule, step, steps)
+                if recipe.train.compile == "graphs":
+                    torch.compiler.cudagraph_mark_step_begin()  # the last step's output may be overwritten
                 with torch.autocast(place.type, torch.bfloat16, enabled=half):
                     levels = embed(images)
                 target = labels[torch.tensor(rows).to(place, non_blocking=True)]

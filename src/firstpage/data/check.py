@@ -1,0 +1,180 @@
+"""Checking a dataset before a GPU hour is spent on it: broken files, duplicates, wrong labels, leaks."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.decode import FORMATS, Unreadable, decode, fingerprint, open_regular
+from firstpage.data.likeness import alike, sketch
+from firstpage.data.progress import progress_bar
+from firstpage.data.report import Report, Same
+from firstpage.data.workers import Workers
+
+CHUNK = 64  # files looked at by one task
+
+
+class Look(NamedTuple):
+    """What one file is: the reason why it cannot be read, or its properties.
+
+    Attributes:
+        reason: Empty for a file that can be read.
+        format: As Pillow calls it.
+        width: Of the file as stored, before its orientation is applied.
+        height: As `width`.
+        fingerprint: Of the bytes.
+        sketch: Hash and thumbnail; None if the image is flat.
+
+    Example:
+        >>> Look("empty file").fingerprint
+        ''
+    """
+
+    reason: str
+    format: str = ""
+    width: int = 0
+    height: int = 0
+    fingerprint: str = ""
+    sketch: tuple[int, bytes] | None = None
+
+
+def look(root: str, paths: list[str]) -> list[Look]:
+    """Looks at some files: what a worker does.
+
+    Example:
+        >>> look("", ["nowhere.jpg"])[0].reason
+        'no such file'
+    """
+    return [_look(os.path.join(root, path)) for path in paths]
+
+
+def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> Report:
+    """Opens every image once, and finds what is wrong with a dataset.
+
+    Args:
+        catalog: The dataset.
+        workers: Decoding processes; None for one per usable core, 0 for this process alone.
+        progress: Whether to show a progress bar.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("a.png", "b.png"):
+        ...         Image.linear_gradient("L").save(Path(root, name))
+        ...     catalog = Catalog("x", Path(root), ["a.png", "b.png"], np.array([0, 1]), ["a", "b"], {})
+        ...     report = check(catalog, workers=0, progress=False)
+        >>> print(report.two_labels[0])
+        a.png [a] = b.png [b]
+    """
+    looks = _looks(catalog, workers, progress)
+    readable = [row for row, seen in enumerate(looks) if not seen.reason]
+    formats, format_counts = np.unique([looks[row].format for row in readable], return_counts=True)
+    exact, near, two_labels, two_splits = _same(catalog, looks, readable)
+    class_sizes = np.bincount(catalog.labels, minlength=len(catalog.classes))
+    return Report(
+        name=catalog.name,
+        root=os.fspath(catalog.root),
+        images=len(catalog),
+        splits={
+            name: {"images": rows.size, "classes": np.unique(catalog.labels[rows]).size}
+            for name, rows in catalog.splits.items()
+        },
+        histogram=dict(zip(catalog.classes, class_sizes.tolist(), strict=True)),
+        formats=dict(zip(formats.tolist(), format_counts.tolist(), strict=True)),
+        sizes=np.array([looks[row][2:4] for row in readable], np.int64).reshape(-1, 2),
+        unreadable={
+            path: seen.reason for path, seen in zip(catalog.paths, looks, strict=True) if seen.reason
+        },
+        flat=[catalog.paths[row] for row in readable if looks[row].sketch is None],
+        exact_duplicates=exact,
+        near_duplicates=near,
+        two_labels=two_labels,
+        two_splits=two_splits,
+        warnings=catalog.warnings,
+    )
+
+
+def _look(path: str) -> Look:
+    try:
+        image = decode(path, enough=64)
+        # The decoded image no longer tells size and format as stored; to open it again is safe by now.
+        with open_regular(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            header = Image.open(file, formats=FORMATS)
+            return Look("", header.format or "", *header.size, fingerprint(path), sketch(image))
+    except Unreadable as error:
+        return Look(error.reason)
+
+
+def _looks(catalog: Catalog, workers: int | None, progress: bool) -> list[Look]:
+    root, starts = os.fspath(catalog.root), range(0, len(catalog), CHUNK)
+    tasks = [(root, catalog.paths[start : start + CHUNK]) for start in starts]
+    found: list[list[Look]] = [[] for _ in tasks]
+    with (
+        Workers(workers if len(tasks) > 1 else 0) as pool,
+        progress_bar(f"checking {catalog.name}", len(catalog), progress) as advance,
+    ):
+        for index, part in pool.map(look, tasks):
+            found[index] = part
+            advance(len(part))
+    return [seen for part in found for seen in part]
+
+
+def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[list[Same], ...]:
+    """Groups of the same images: exact, near, under two labels, in two splits."""
+    from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy
+    from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
+
+    first: dict[str, int] = {}
+    copies = [(first.setdefault(looks[row].fingerprint, row), row) for row in readable]
+    sketches = {row: known for row in first.values() if (known := looks[row].sketch)}
+    rows = np.array(list(sketches), np.int64)
+    hashes = np.array([code for code, _ in sketches.values()], np.uint64)
+    thumbnails = np.frombuffer(b"".join(thumb for _, thumb in sketches.values()), np.uint8).reshape(-1, 192)
+    links = np.concatenate([np.array(copies, np.int64).reshape(-1, 2), rows[alike(hashes, thumbnails)]])
+    graph = coo_array((np.ones(len(links)), links.T), shape=(len(catalog),) * 2)
+    splits: list[list[str]] = [[] for _ in catalog.paths]
+    for name, split in catalog.splits.items():
+        for row in split.tolist():
+            splits[row].append(name)
+
+    def same(rows: list[int], identical: bool) -> Same:
+        names = [catalog.classes[catalog.labels[row]] for row in rows]
+        return Same([catalog.paths[row] for row in rows], names, [splits[row] for row in rows], identical)
+
+    def differ(rows: list[int]) -> bool:
+        return len({int(catalog.labels[row]) for row in rows}) > 1
+
+    def leak(rows: list[int]) -> bool:
+        # Two images of which one is in all the splits of the other leak nothing that is not so by design.
+        kinds = {frozenset(splits[row]) for row in rows}
+        return any(not (one <= other or other <= one) for one in kinds for other in kinds)
+
+    exact: list[Same] = []
+    near: list[Same] = []
+    two_labels: list[Same] = []
+    two_splits: list[Same] = []
+    for members in _groups(connected_components(graph, directed=False)[1]):
+        by_content: dict[str, list[int]] = {}
+        for row in members:
+            by_content.setdefault(looks[row].fingerprint, []).append(row)
+        exact += [same(rows, True) for rows in by_content.values() if len(rows) > 1]
+        near += [same(members, False)] if len(by_content) > 1 else []
+        for conflict, found in ((differ, two_labels), (leak, two_splits)):
+            if conflict(members):
+                found.append(same(members, any(map(conflict, by_content.values()))))
+    return exact, near, two_labels, two_splits
+
+
+def _groups(codes: NDArray[np.int32]) -> list[list[int]]:
+    """The rows of each code that occurs more than once, by their first row."""
+    order = np.argsort(codes, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+    return sorted(group.tolist() for group in groups if group.size > 1)

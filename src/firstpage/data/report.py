@@ -1,0 +1,231 @@
+"""The report on a dataset: what is wrong with it and what is in it, as text, JSON and a figure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstpage.data.decode import shown
+
+EXAMPLES = 5  # of each fault that the text names; the JSON has all
+
+
+@dataclass(frozen=True)
+class Same:
+    """Images that are the same, and what is said of each.
+
+    Attributes:
+        paths: The files, in the order of the catalog.
+        classes: The class of each.
+        splits: The splits of each.
+        identical: Whether the files agree in every byte; for a conflict of labels or splits, whether files
+            that do have it.
+
+    Example:
+        >>> Same(["a.jpg", "b.jpg"], ["wren", "auk"], [["train"], []], identical=True).classes
+        ['wren', 'auk']
+    """
+
+    paths: list[str]
+    classes: list[str]
+    splits: list[list[str]]
+    identical: bool
+
+    def __str__(self) -> str:
+        said = [
+            f"{shown(path)} [{', '.join([shown(name), *splits])}]"
+            for path, name, splits in zip(self.paths, self.classes, self.splits, strict=True)
+        ]
+        rest = [f"{len(said) - EXAMPLES:,} more"] if len(said) > EXAMPLES else []
+        return (" = " if self.identical else " ≈ ").join(said[:EXAMPLES] + rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What `firstpage.data.check.check` found.
+
+    Two images are the same if their bytes are, or if they look alike: re-compressed, resized or slightly
+    brightened. Sameness is passed on: a group holds all that are linked by such pairs.
+
+    Attributes:
+        name: The kind of dataset.
+        root: Its folder.
+        images: Rows of the catalog.
+        splits: Images and classes of each split.
+        histogram: Images of each class.
+        formats: Readable images of each format.
+        sizes: [R, 2] width and height of each readable image, as stored.
+        unreadable: Path to reason.
+        flat: Images of one colour, which are compared byte by byte only: any two would look alike.
+        exact_duplicates: Groups of files that agree in every byte.
+        near_duplicates: Groups that look alike, with files that differ.
+        two_labels: Groups with more than one label.
+        two_splits: Groups of which an image is in one split and another image in another (leakage). That one
+            image is in several splits is how some datasets are made, and no fault.
+        warnings: What the reader noticed.
+
+    Example:
+        >>> from firstpage.data.check import Catalog, check
+        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+        >>> report = check(catalog, workers=0, progress=False)
+        >>> report.ok, report.unreadable
+        (False, {'a.jpg': 'no such file'})
+    """
+
+    name: str
+    root: str
+    images: int
+    splits: dict[str, dict[str, int]]
+    histogram: dict[str, int]
+    formats: dict[str, int]
+    sizes: NDArray[np.int64]
+    unreadable: dict[str, str]
+    flat: list[str]
+    exact_duplicates: list[Same]
+    near_duplicates: list[Same]
+    two_labels: list[Same]
+    two_splits: list[Same]
+    warnings: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file can be read, and no image has two labels or is in two splits.
+
+        Duplicates of one class in one split are told, but train no model wrongly.
+
+        Example:
+            >>> from firstpage.data.check import Catalog, check
+            >>> check(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
+            True
+        """
+        return not (self.unreadable or self.two_labels or self.two_splits)
+
+    def text(self) -> str:
+        """A summary to read: first what is wrong, then what there is, then the verdict.
+
+        Example:
+            >>> from firstpage.data.check import Catalog, check
+            >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+            >>> print(check(catalog, workers=0, progress=False).text())
+            1 unreadable file
+              a.jpg: no such file
+            x in root: 1 image, 1 class
+              images a class: min 1, median 1, max 1; 1 class of one image
+            NOT OK: 1 unreadable file
+        """
+        broken = [f"{shown(path)}: {reason}" for path, reason in self.unreadable.items()]
+        labels, splits, exact, near = (
+            list(map(str, groups))
+            for groups in (self.two_labels, self.two_splits, self.exact_duplicates, self.near_duplicates)
+        )
+        faults = [
+            (_count(len(broken), "unreadable file"), broken),
+            (_count(len(labels), "image") + " under two labels", labels),
+            (_count(len(splits), "image") + " in two splits (leakage)", splits),
+        ]
+        notes = [
+            (_count(len(exact), "group") + " of identical files", exact),
+            (_count(len(near), "group") + " of near duplicates", near),
+            (_count(len(self.flat), "image") + " of one flat colour", [shown(path) for path in self.flat]),
+            (_count(len(self.warnings), "warning") + " of the reader", self.warnings),
+        ]
+        lines = []
+        for title, found in faults + notes:
+            lines += [title, *(f"  {item}" for item in found[:EXAMPLES])] if found else []
+            lines += [f"  and {len(found) - EXAMPLES:,} more"] if len(found) > EXAMPLES else []
+        lines += self._counts()
+        wrong = ", ".join(title for title, found in faults if found)
+        return "\n".join([*lines, f"NOT OK: {wrong}" if wrong else "OK"])
+
+    def json(self) -> str:
+        """Everything that was found, as JSON; the keys are the attributes, `sizes` and classes summed up.
+
+        Example:
+            >>> from firstpage.data.check import Catalog, check
+            >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+            >>> json.loads(check(catalog, workers=0, progress=False).json())["images_a_class"]
+            {'min': 1, 'median': 1.0, 'max': 1, 'of_one_image': 1}
+        """
+        told = {"ok": self.ok} | {key: value for key, value in vars(self).items() if key != "sizes"}
+        told |= {
+            "classes": len(self._class_sizes),
+            "images_a_class": _spread(self._class_sizes)
+            | {"of_one_image": int((self._class_sizes == 1).sum())},
+            "sizes": {"width": _spread(self.sizes[:, 0]), "height": _spread(self.sizes[:, 1])},
+        }
+        return json.dumps(told, default=asdict, indent=1)
+
+    def figure(self, path: str | Path) -> None:
+        r"""Draws how many images classes have, and how large images are.
+
+        Args:
+            path: The file to write; its suffix chooses the format.
+
+        Example:
+            >>> import tempfile
+            >>> from firstpage.data.check import Catalog, check
+            >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     check(catalog, workers=0, progress=False).figure(Path(folder, "x.png"))
+            ...     Path(folder, "x.png").read_bytes()[:4]
+            b'\x89PNG'
+        """
+        from matplotlib.figure import Figure  # takes half a second to import
+        from matplotlib.ticker import MaxNLocator
+
+        figure = Figure(figsize=(11, 4.5), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        most = int(self._class_sizes.max(initial=1))
+        step = -(-most // 60)  # whole numbers of images a bar, and no more bars than can be told apart
+        left.hist(self._class_sizes, bins=np.arange(0.5, most + step + 0.5, step).tolist(), color="#4477aa")
+        left.set(xlabel="images a class", ylabel="classes")
+        left.set_title(f"{_count(self.images, 'image')}, {_count(self._class_sizes.size, 'class')}")
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        left.yaxis.set_major_locator(MaxNLocator(integer=True))
+        sizes, counts = np.unique(self.sizes, axis=0, return_counts=True)
+        area = 12 + 300 * counts / max(len(self.sizes), 1)
+        right.scatter(sizes[:, 0], sizes[:, 1], s=area, alpha=0.4, color="#aa3377", linewidths=0)
+        limit = 1.08 * int(self.sizes.max(initial=1))
+        right.set(xlabel="width (pixels)", ylabel="height (pixels)", xlim=(0, limit), ylim=(0, limit))
+        right.set_title(f"{_count(len(self.sizes), 'readable image')}, {_count(len(sizes), 'size')}")
+        right.set_aspect("equal")
+        figure.savefig(path, dpi=120)
+
+    @property
+    def _class_sizes(self) -> NDArray[np.int64]:
+        return np.array([count for count in self.histogram.values() if count], np.int64)
+
+    def _counts(self) -> list[str]:
+        classes = self._class_sizes
+        whole = f"{_count(self.images, 'image')}, {_count(classes.size, 'class')}"
+        lines = [f"{self.name} in {shown(self.root)}: {whole}"]
+        lines += [
+            f"  {shown(name)}: {_count(split['images'], 'image')}, {_count(split['classes'], 'class')}"
+            for name, split in self.splits.items()
+        ]
+        if classes.size:
+            single = _count(int((classes == 1).sum()), "class")
+            lines += [f"  images a class: {_told(classes)}; {single} of one image"]
+        if len(self.sizes):
+            lines += [f"  width: {_told(self.sizes[:, 0])}", f"  height: {_told(self.sizes[:, 1])}"]
+            lines += [f"  formats: {', '.join(f'{name} {count:,}' for name, count in self.formats.items())}"]
+        return lines
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ss") else "s")
+
+
+def _spread(values: NDArray[np.int64]) -> dict[str, Any]:
+    if not values.size:
+        return {"min": None, "median": None, "max": None}
+    return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+
+
+def _told(values: NDArray[np.int64]) -> str:
+    return ", ".join(f"{name} {value:,g}" for name, value in _spread(values).items())

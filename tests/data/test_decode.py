@@ -1,0 +1,249 @@
+"""Decoding: every mode to RGB, every broken file to a reason, no memory on a header's word."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from broken import FORMATS, encoded, make_broken, ordinary_user, picture
+from PIL import Image, ImageFile
+
+from firstpage.data.decode import Unreadable, decode, fingerprint
+
+
+@pytest.fixture(scope="module")
+def broken():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # an ordinary user must be able to look in
+        yield Path(folder), make_broken(Path(folder))
+
+
+def write(folder, name, content):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def saved(folder, image, name, **options):
+    image.save(folder / name, **options)
+    return folder / name
+
+
+def test_two_hundred_broken_files_are_each_reported_by_name(broken):
+    folder, names = broken
+    assert len(names) >= 200
+    reasons = {}
+    with ordinary_user():
+        for name in names:
+            with pytest.raises(Unreadable) as caught:
+                decode(folder / name)
+            assert caught.value.path == str(folder / name)
+            assert "\n" not in str(caught.value)
+            reasons[name] = caught.value.reason
+    assert reasons["empty.jpg"] == "empty file"
+    assert reasons["folder.jpg"] == reasons["to-folder.jpg"] == "a directory, not a file"
+    assert reasons["fifo.jpg"] == "a FIFO, not a file"
+    assert reasons["dangling.jpg"] == "dangling symbolic link"
+    assert reasons["absent.jpg"] == "no such file"
+    assert "symbolic links" in reasons["loop.jpg"]
+    assert reasons["no-permission.jpg"] == "Permission denied"
+    assert all("claims" in reasons[name] for name in names if name.startswith("bomb"))
+    assert {reasons["text.jpg"], reasons["vector.jpg"]} == {
+        "not an image of a known format, or its header is damaged"
+    }
+
+
+def test_bombs_take_no_memory(broken):
+    folder, names = broken
+    script = """
+import os, resource, sys
+from PIL import Image
+from firstpage.data.decode import Unreadable, decode
+Image.init()
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, used + 2**27))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sys.argv[1:]:
+    try:
+        decode(path)
+        print("readable", path)
+    except Unreadable as error:
+        if "claims" not in error.reason:
+            print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14)
+"""
+    paths = [str(folder / name) for name in names if name.startswith("bomb")]
+    assert len(paths) >= 8
+    done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_cut_file_is_unreadable_or_loses_no_pixel(tmp_path, name):
+    format, options = FORMATS[name]
+    whole = encoded(format, **options)
+    expected = decode(write(tmp_path, name, whole)).tobytes()
+    unreadable = 0
+    ends = range(len(whole) // 50, len(whole), max(1, len(whole) // 150))
+    for end in [*ends, len(whole) - 2, len(whole) - 1]:
+        path = write(tmp_path, name, whole[:end])
+        try:
+            assert decode(path).tobytes() == expected  # only an end marker is missing
+        except Unreadable:
+            unreadable += 1
+    assert unreadable > 140
+
+
+def test_a_cut_jpeg_is_unreadable_even_where_a_library_told_pillow_to_accept_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(Unreadable, match="truncated"):
+        decode(write(tmp_path, "a.jpg", encoded("JPEG")[:-200]))
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+
+
+def test_max_pixels_is_compared_with_the_header(tmp_path):
+    path = saved(tmp_path, picture(120, 90), "a.jpg")
+    assert decode(path, max_pixels=120 * 90).size == (120, 90)
+    with pytest.raises(Unreadable, match="header claims 120 × 90 pixels, more than max_pixels=10799"):
+        decode(path, max_pixels=120 * 90 - 1)
+
+
+UPRIGHT = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda a: np.rot90(a, 1),
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tif", "a.jpg"])
+def test_exif_orientation(tmp_path, name, orientation):
+    image = picture(24, 16)
+    plain = saved(tmp_path, image, "plain-" + name, lossless=True)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = saved(tmp_path, image, name, lossless=True, exif=exif)
+    expected = UPRIGHT[orientation](np.asarray(decode(plain)))
+    np.testing.assert_array_equal(np.asarray(decode(turned)), expected)
+
+
+def test_broken_exif_does_not_make_pixels_unreadable(tmp_path):
+    path = saved(tmp_path, picture(), "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff broken")
+    assert decode(path).size == (120, 90)
+
+
+def test_greyscale_one_bit_and_sixteen_bit(tmp_path):
+    ramp = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    expected = np.repeat((ramp // 257).astype(np.uint8)[..., None], 3, axis=2)
+    for name in ("a.png", "a.tif"):
+        deep = decode(saved(tmp_path, Image.fromarray(ramp), name))
+        np.testing.assert_array_equal(np.asarray(deep), expected)
+    pgm = b"P5 16 16 65535\n" + ramp.astype(">u2").tobytes()
+    np.testing.assert_array_equal(np.asarray(decode(write(tmp_path, "a.pgm", pgm))), expected)
+    grey = Image.fromarray((ramp // 257).astype(np.uint8))
+    np.testing.assert_array_equal(np.asarray(decode(saved(tmp_path, grey, "grey.png"))), expected)
+    bits = np.asarray(decode(saved(tmp_path, grey.point(lambda v: 255 * (v > 99)).convert("1"), "bits.png")))
+    np.testing.assert_array_equal(bits, np.where(expected > 99, 255, 0))
+
+
+def test_pixels_without_a_known_range_are_unreadable(tmp_path):
+    with pytest.raises(Unreadable, match="floating-point"):
+        decode(saved(tmp_path, Image.fromarray(np.ones((4, 4), np.float32)), "a.tif"))
+    with pytest.raises(Unreadable, match="32-bit"):
+        decode(saved(tmp_path, Image.fromarray(np.full((4, 4), 70_000, np.int32)), "b.tif"))
+
+
+def test_transparency_is_laid_over_white(tmp_path):
+    half = decode(saved(tmp_path, Image.new("RGBA", (2, 2), (200, 0, 0, 51)), "rgba.png"))
+    assert half.getpixel((0, 0)) == (244, 204, 204)  # 20 % of the colour, 80 % of white
+    assert decode(saved(tmp_path, Image.new("LA", (2, 2), (0, 0)), "la.png")).getpixel((0, 0)) == (
+        255,
+        255,
+        255,
+    )
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([9, 8, 7, 200, 100, 50])
+    palette.putdata([0, 1])
+    for name in ("p.png", "p.gif"):
+        image = decode(saved(tmp_path, palette, name, transparency=0))
+        assert [image.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (200, 100, 50)]
+    opaque = decode(saved(tmp_path, palette, "opaque.png"))
+    assert opaque.getpixel((0, 0)) == (9, 8, 7)
+    keyed = decode(saved(tmp_path, Image.new("RGB", (2, 2), (1, 2, 3)), "key.png", transparency=(1, 2, 3)))
+    assert keyed.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_cmyk_with_and_without_adobes_inversion(tmp_path):
+    cmyk = picture().convert("CMYK")
+    adobe = saved(tmp_path, cmyk, "adobe.jpg", quality=100)
+    expected = np.asarray(cmyk.convert("RGB")).astype(int)
+    assert np.abs(np.asarray(decode(adobe)) - expected).mean() < 3
+    inverted = io.BytesIO()
+    Image.fromarray(255 - np.asarray(cmyk), "CMYK").save(inverted, "JPEG", quality=100)
+    content = inverted.getvalue()
+    marker = content.index(b"\xff\xee")
+    plain = content[:marker] + content[marker + 2 + int.from_bytes(content[marker + 2 : marker + 4], "big") :]
+    assert b"Adobe" not in plain
+    assert np.abs(np.asarray(decode(write(tmp_path, "plain.jpg", plain))) - expected).mean() < 3
+    tiff = saved(tmp_path, cmyk, "cmyk.tif")
+    np.testing.assert_array_equal(np.asarray(decode(tiff)), expected)
+
+
+def test_a_large_jpeg_is_decoded_smaller_but_never_below_enough(tmp_path):
+    path = saved(tmp_path, picture(1600, 1200), "a.jpg", quality=95)
+    assert decode(path).size == (1600, 1200)
+    assert decode(path, enough=601).size == (1600, 1200)
+    assert decode(path, enough=600).size == (800, 600)
+    assert decode(path, enough=10).size == (200, 150)
+    assert decode(path, enough=300, box=(0, 0, 800, 600)).size == (400, 300)
+    small = np.asarray(decode(path, enough=512).resize((256, 256), Image.Resampling.BILINEAR)).astype(int)
+    full = np.asarray(decode(path).resize((256, 256), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(small - full).mean() < 1
+    with pytest.raises(Unreadable, match="truncated"):
+        decode(write(tmp_path, "cut.jpg", path.read_bytes()[:-3000]), enough=10)
+
+
+def test_a_box_is_in_pixels_of_the_file_and_clipped_to_it(tmp_path):
+    image = picture(40, 30)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.asarray(image)
+    plain, turned = saved(tmp_path, image, "a.png"), saved(tmp_path, image, "b.png", exif=exif)
+    np.testing.assert_array_equal(np.asarray(decode(plain, box=(4, 5, 20, 15))), pixels[5:15, 4:20])
+    np.testing.assert_array_equal(np.asarray(decode(plain, box=(-9, 20.4, 99, 99))), pixels[20:])
+    np.testing.assert_array_equal(
+        np.asarray(decode(turned, box=(4, 5, 20, 15))), np.rot90(pixels[5:15, 4:20], -1)
+    )
+    for box in [(50, 0, 60, 9), (9, 9, 9, 12), (float("nan"),) * 4]:
+        with pytest.raises(Unreadable, match="holds no pixel of 40 × 30"):
+            decode(plain, box=box)
+
+
+def test_symbolic_links_to_images_are_followed(tmp_path):
+    saved(tmp_path, picture(), "a.jpg")
+    (tmp_path / "link.jpg").symlink_to("a.jpg")
+    assert decode(tmp_path / "link.jpg").size == (120, 90)
+    assert fingerprint(tmp_path / "link.jpg") == fingerprint(tmp_path / "a.jpg")
+
+
+def test_unreadable_survives_the_way_from_a_worker():
+    error = pickle.loads(pickle.dumps(Unreadable("a\nb.jpg", "empty file")))
+    assert (error.path, error.reason, str(error)) == ("a\nb.jpg", "empty file", r"'a\nb.jpg': empty file")
+
+
+def test_names_no_system_call_accepts_are_unreadable_too():
+    for path in ("a\0b.jpg", "a" * 300 + ".jpg"):
+        with pytest.raises(Unreadable):
+            decode(path)
+        with pytest.raises(Unreadable):
+            fingerprint(path)

@@ -1,0 +1,459 @@
+"""The pixel store: right pixels, found again, never half-written, whatever happens in between."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from broken import make_broken, ordinary_user, picture
+from PIL import Image
+
+from firstpage.data import building
+from firstpage.data import store as store_module
+from firstpage.data.building import CHUNK
+from firstpage.data.catalog import Catalog
+from firstpage.data.decode import Unreadable
+from firstpage.data.framing import file_state
+from firstpage.data.store import PixelStore
+from firstpage.data.stream import Stream
+from firstpage.data.workers import Workers
+
+
+def catalog_of(root, paths, boxes=None, name="toy"):
+    return Catalog(name, Path(root), list(paths), np.zeros(len(paths), np.int64), ["all"], {}, boxes)
+
+
+@pytest.fixture
+def images(tmp_path):
+    root = tmp_path / "images"
+    root.mkdir()
+    names = [f"{index}.png" for index in range(5)]
+    for index, name in enumerate(names):
+        picture(30 + index, 20, seed=index).save(root / name)
+    return catalog_of(root, names)
+
+
+def built(catalog, folder, **settings):
+    return PixelStore.build(catalog, folder, **{"size": 8, "workers": 0, "progress": False} | settings)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def stores_in(folder):
+    return [path for path in Path(folder).iterdir() if not path.name.startswith("building-")]
+
+
+def test_rows_are_the_images_in_order(images, tmp_path):
+    store = built(images, tmp_path / "stores")
+    assert isinstance(store.pixels, np.memmap)
+    assert (store.pixels.shape, store.pixels.dtype, len(store)) == ((5, 8, 8, 3), np.uint8, 5)
+    assert store.ok.all()
+    assert store.unreadable == {}
+    for row, name in enumerate(images.paths):
+        with Image.open(images.root / name) as image:
+            expected = np.asarray(image.resize((8, 8), Image.Resampling.BILINEAR))
+        np.testing.assert_array_equal(store.pixels[row], expected)
+    np.testing.assert_array_equal(PixelStore(store.path).pixels, store.pixels)
+
+
+def test_shorter_keeps_the_centre_and_pad_keeps_everything(tmp_path):
+    stripes = Image.new("RGB", (40, 20), "red")
+    stripes.paste("blue", (10, 0, 30, 20))
+    stripes.save(tmp_path / "a.png")
+    catalog = catalog_of(tmp_path, ["a.png"])
+    shorter = built(catalog, tmp_path / "s", resize="shorter").pixels[0]
+    assert (shorter[:, 1:-1] == (0, 0, 255)).all()  # the filter reaches a little beyond the edge
+    assert (shorter[..., 2] > 200).all()
+    pad = built(catalog, tmp_path / "s", resize="pad").pixels[0]
+    assert (pad[:2] == 255).all()
+    assert (pad[6:] == 255).all()
+    assert (pad[2:6, 0] == (255, 0, 0)).all()
+    assert (pad[2:6, 4] == (0, 0, 255)).all()
+
+
+def test_boxes_are_cut_out_with_their_margin(tmp_path):
+    image = Image.new("RGB", (60, 60), "red")
+    image.paste("blue", (20, 20, 40, 40))
+    image.save(tmp_path / "a.png")
+    boxes = np.array([[20, 20, 40, 40], [np.nan] * 4], np.float32)
+    catalog = catalog_of(tmp_path, ["a.png", "a.png"], boxes)
+    tight = built(catalog, tmp_path / "s", size=4, boxes=True).pixels
+    assert (tight[0] == (0, 0, 255)).all()
+    assert (tight[1, 0, 0] == (255, 0, 0)).all()
+    wide = built(catalog, tmp_path / "s", size=40, boxes=True, margin=0.5).pixels[0]
+    assert (wide[:9] == (255, 0, 0)).all()
+    assert (wide[11:29, 11:29] == (0, 0, 255)).all()
+    with pytest.raises(ValueError, match="has no boxes"):
+        built(catalog_of(tmp_path, ["a.png"]), tmp_path / "s", boxes=True)
+
+
+def test_workers_give_the_same_bytes_as_one_process(images, tmp_path):
+    many = catalog_of(images.root, images.paths * 40)
+    alone, pool = built(many, tmp_path / "a"), built(many, tmp_path / "b", workers=2)
+    assert alone.path.name == pool.path.name
+    assert contents(alone.path) == contents(pool.path)
+
+
+def test_every_broken_file_is_listed_and_the_others_are_right(tmp_path):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        root = Path(folder)
+        names = make_broken(root)
+        picture().save(root / "sound.png")
+        catalog = catalog_of(root, [*names, "sound.png"])
+        with ordinary_user():
+            store = built(catalog, root / "stores")
+            again = built(catalog, root / "stores")
+            assert again.path == store.path
+            with pytest.raises(
+                ValueError, match=f"{len(names)} of {len(catalog)} images are unreadable"
+            ) as caught:
+                built(catalog, root / "stores", strict=True)
+        assert "fifo.jpg (a FIFO, not a file)" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        (root / "no-permission.jpg").chmod(0o644)
+        mended = built(catalog, root / "stores")
+        assert mended.path != store.path
+    assert sorted(store.unreadable) == list(range(len(names)))
+    assert len(names) >= 200
+    assert all(store.unreadable.values())
+    assert store.ok.tolist() == [False] * len(names) + [True]
+    assert not store.pixels[:-1].any()
+    assert store.pixels[-1].any()
+    assert names.index("no-permission.jpg") not in mended.unreadable
+
+
+def test_broken_files_do_not_disturb_worker_processes(tmp_path):
+    names = make_broken(tmp_path)
+    names.remove("no-permission.jpg")
+    picture().save(tmp_path / "sound.png")
+    store = built(catalog_of(tmp_path, ["sound.png", *names]), tmp_path / "stores", workers=2)
+    assert sorted(store.unreadable) == list(range(1, len(names) + 1))
+
+
+def test_an_unchanged_store_is_opened_without_reading_a_file(images, tmp_path, monkeypatch):
+    store = built(images, tmp_path / "stores")
+    os.utime(images.root / "2.png", ns=(1, 1))
+    asked = []
+    real = building.fingerprints
+    monkeypatch.setattr(
+        building, "fingerprints", lambda root, paths: asked.extend(paths) or real(root, paths)
+    )
+    monkeypatch.setattr(building, "decode_rows", lambda *_: pytest.fail("decoded again"))
+    assert built(images, tmp_path / "stores").path == store.path
+    assert asked == ["2.png"]
+    assert built(images, tmp_path / "stores").path == store.path
+    assert asked == ["2.png"]  # its new time was remembered
+    moved = tmp_path / "elsewhere"
+    images.root.rename(moved)
+    assert built(catalog_of(moved, images.paths), tmp_path / "stores").path == store.path
+    assert asked == ["2.png"]
+
+
+def test_content_paths_and_settings_make_the_key(images, tmp_path):
+    folder = tmp_path / "stores"
+    first = built(images, folder)
+    others = [
+        built(images, folder, size=9),
+        built(images, folder, resize="pad"),
+        built(catalog_of(images.root, images.paths[::-1]), folder),
+    ]
+    picture(50, 50, seed=99).save(images.root / "3.png")
+    others.append(built(images, folder))
+    assert len({first.path, *(other.path for other in others)}) == 5
+    assert (others[-1].pixels[3] != first.pixels[3]).any()
+    assert (others[-1].pixels[4] == first.pixels[4]).all()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from firstpage.data.catalog import Catalog
+from firstpage.data.store import PixelStore
+root, folder, rows, *settings = sys.argv[1:]
+paths = [f"{row % 16}.jpg" for row in range(int(rows))]
+catalog = Catalog("toy", Path(root), paths, np.zeros(len(paths), np.int64), ["all"], {})
+exec("\\n".join(settings))
+print(PixelStore.build(catalog, folder, size=64, workers=2, progress=False).path)
+"""
+
+
+def start(root, folder, rows, *settings):
+    command = [sys.executable, "-c", SCRIPT, str(root), str(folder), str(rows), *settings]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    root = tmp_path / "photographs"
+    root.mkdir()
+    for index in range(16):
+        picture(700, 700, seed=index).save(root / f"{index}.jpg")
+    return root
+
+
+def children(pid):
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_a_build_killed_in_the_middle_goes_on_where_it_stopped(photographs, tmp_path, monkeypatch):
+    rows, folder = CHUNK * 12 + 5, tmp_path / "stores"
+    process = start(photographs, folder, rows)
+    wait_for(
+        lambda: any(journal.read_bytes().count(b"\n") >= 3 for journal in folder.glob("building-*/journal"))
+    )
+    workers = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(workers) == 2
+    wait_for(lambda: not any(map(alive, workers)))
+    assert stores_in(folder) == []
+    (journal,) = folder.glob("building-*/journal")
+    finished = journal.read_bytes().count(b"\n")
+    assert 3 <= finished < 13
+    with journal.open("ab") as file:
+        file.write(b'[640, [[1, 2, "half a li')
+
+    catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(rows)])
+    decoded = []
+    real = building.decode_rows
+    monkeypatch.setattr(building, "decode_rows", lambda *task: decoded.append(task) or real(*task))
+    resumed = built(catalog, folder, size=64)
+    assert len(decoded) == 13 - finished
+    assert stores_in(folder) == [resumed.path]
+    assert list(folder.glob("building-*")) == []
+    whole = built(catalog, tmp_path / "unbroken", size=64)
+    assert whole.path.name == resumed.path.name
+    assert contents(whole.path) == contents(resumed.path)
+
+
+def test_a_chunk_whose_files_changed_is_not_reused(images, tmp_path, monkeypatch):
+    many = catalog_of(images.root, images.paths[:1] * CHUNK + images.paths[1:2] * CHUNK)
+    folder = tmp_path / "stores"
+    real = building.decode_rows
+
+    def stopped(*task):
+        if task[2][0] == "1.png":
+            raise KeyboardInterrupt
+        return real(*task)
+
+    monkeypatch.setattr(building, "decode_rows", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        built(many, folder)
+    picture(44, 44, seed=7).save(images.root / "0.png")
+    monkeypatch.setattr(building, "decode_rows", real)
+    resumed, fresh = built(many, folder), built(many, tmp_path / "fresh")
+    assert contents(resumed.path) == contents(fresh.path)
+
+
+def test_two_processes_that_build_the_same_store_give_one_store(photographs, tmp_path):
+    folder = tmp_path / "stores"
+    processes = [start(photographs, folder, CHUNK * 6) for _ in range(3)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [error for _, error in outputs] == ["", "", ""]
+    assert len({path for path, _ in outputs}) == 1
+    (store,) = folder.iterdir()
+    assert f"{store}\n" == outputs[0][0]
+    catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(CHUNK * 6)])
+    assert contents(store) == contents(built(catalog, tmp_path / "alone", size=64).path)
+
+
+def test_a_file_size_limit_leaves_one_line_and_nothing_else(photographs, tmp_path):
+    folder = tmp_path / "stores"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, 2**19))"
+    _, error = start(photographs, folder, 100, limit).communicate(timeout=60)
+    last = error.strip().splitlines()[-1]
+    assert f"no pixel store can be written to '{folder}': File too large; make 0.0 GB of room" in last
+    assert list(folder.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_leaves_no_store(images, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real = building.decode_rows
+    monkeypatch.setattr(building, "decode_rows", full)
+    with pytest.raises(OSError, match="No space left on device; make") as caught:
+        built(images, tmp_path / "stores")
+    assert caught.value.errno == errno.ENOSPC
+    assert "\n" not in str(caught.value)
+    assert stores_in(tmp_path / "stores") == []
+    monkeypatch.setattr(building, "decode_rows", real)
+    assert built(images, tmp_path / "stores").ok.all()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        picture().save(root / "a.png")
+        (root / "locked").mkdir()
+        (root / "locked").chmod(0o555)
+        root.chmod(0o755)
+        catalog = catalog_of(root, ["a.png"])
+        with (
+            ordinary_user(),
+            pytest.raises(PermissionError, match="locked': Permission denied; choose another") as caught,
+        ):
+            built(catalog, root / "locked")
+        assert "\n" not in str(caught.value)
+        assert list((root / "locked").iterdir()) == []
+
+
+def test_a_worker_that_dies_is_an_error_not_a_wait(photographs, tmp_path):
+    catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(CHUNK * 8)])
+    before = set(children(os.getpid()))
+
+    def kill_one():
+        wait_for(lambda: len(set(children(os.getpid())) - before) == 2)
+        os.kill((set(children(os.getpid())) - before).pop(), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(
+        RuntimeError, match=r"a decoding worker died \(killed by SIGKILL\): if memory ran out"
+    ):
+        built(catalog, tmp_path / "stores", size=64, workers=2)
+    killer.join()
+    assert stores_in(tmp_path / "stores") == []
+    assert set(children(os.getpid())) == before
+    assert len(built(catalog, tmp_path / "stores", size=64, workers=2)) == CHUNK * 8
+
+
+def test_workers_say_how_they_ended_and_are_light():
+    with Workers(1) as workers:
+        assert workers.submit(file_state, "nowhere.jpg").result() == (-1, -1)
+        modules = workers.submit(eval, "sorted(__import__('sys').modules)").result()
+        assert "firstpage.data.framing" in modules
+        assert "torch" not in modules
+        with pytest.raises(ZeroDivisionError):
+            workers.submit(divmod, 1, 0).result()
+        assert workers.submit(max, 1, 2).result() == 2
+        with pytest.raises(RuntimeError, match="exit status 3"):
+            workers.submit(os._exit, 3).result()
+    with pytest.raises(ValueError, match="workers=-1"):
+        Workers(-1)
+
+
+def test_workers_need_no_main_guard(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from firstpage.data.workers import Workers\nwith Workers(2) as w: print(dict(w.map(max, [(1, 2)])))"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("{0: 2}\n", "")
+
+
+def test_batches(images, tmp_path):
+    picture().save(images.root / "5.jpg")
+    (images.root / "5.jpg").write_bytes((images.root / "5.jpg").read_bytes()[:500])
+    store = built(catalog_of(images.root, [*images.paths, "5.jpg"]), tmp_path / "stores")
+    for rows in ([3, 0, 3], np.array([3, 0, 3], np.int32), torch.tensor([3, 0, 3])):
+        batch = store.batch(rows)
+        assert (batch.dtype, batch.device.type) == (torch.uint8, "cpu")
+        np.testing.assert_array_equal(batch.numpy(), store.pixels[[3, 0, 3]])
+    batch.fill_(0)
+    assert store.pixels[3].any()
+    assert store.batch([]).shape == (0, 8, 8, 3)
+    with pytest.raises(IndexError, match=r"row -1 is outside 0…5"):
+        store.batch([0, -1])
+    with pytest.raises(
+        ValueError, match=r"rows \[5\] are unreadable \(5: Truncated File Read\); leave them out"
+    ):
+        store.batch([0, 5])
+    assert [len(batch) for batch in store.batches([[0], [1, 2]])] == [1, 2]
+
+
+def test_a_store_that_fits_the_device_lives_there(images, tmp_path, monkeypatch):
+    store = built(images, tmp_path / "stores")
+    expected = store.batch([4, 1])
+    monkeypatch.setattr(store_module, "_free_bytes", lambda device: 2 * store.pixels.nbytes)
+    monkeypatch.setattr(store_module, "STAGE", 3 * store.pixels[0].nbytes)
+    assert store.to("cpu") is store
+    monkeypatch.setattr(store, "_from_file", lambda *_: pytest.fail("read from the file"))
+    assert torch.equal(store.batch([4, 1]), expected)
+    assert torch.equal(store.batch(torch.tensor([4, 1]), device="cpu"), expected)
+    monkeypatch.undo()
+    monkeypatch.setattr(store_module, "_free_bytes", lambda device: 2 * store.pixels.nbytes - 2)
+    read = []
+    monkeypatch.setattr(store, "_from_file", lambda rows, device: read.append(len(rows)))
+    store.to("cpu").batch([4, 1])
+    assert read == [2]
+
+
+def test_a_stream_gives_what_the_store_gives(images, tmp_path):
+    boxes = np.tile(np.array([2, 2, 20, 15], np.float32), (5, 1))
+    catalog = catalog_of(images.root, images.paths, boxes)
+    settings = {"size": 8, "resize": "pad", "boxes": True, "margin": 0.1}
+    store = built(catalog, tmp_path / "stores", **settings)
+    plan = [[0, 1, 2], [4], [], [3, 3, 1, 0, 2, 4, 4], [2]]
+    for workers in (0, 2):
+        with Stream(catalog, workers=workers, **settings) as stream:
+            folder = Path(stream._folder.name)
+            for rows, batch in zip(plan, stream.batches(plan), strict=True):
+                assert torch.equal(batch, store.batch(rows))
+            assert torch.equal(stream.batch([1]), store.batch([1]))
+            early = stream.batches([[0]] * 9)
+            next(early)
+            early.close()
+            assert torch.equal(stream.batch([2, 0]), store.batch([2, 0]))
+            with pytest.raises(IndexError, match="row 5"):
+                stream.batch([5])
+        assert not folder.exists()
+
+
+def test_a_stream_names_the_image_it_cannot_read(images):
+    (images.root / "3.png").write_bytes(b"no image")
+    with Stream(images, size=8, workers=0) as stream, pytest.raises(Unreadable, match=r"3.png: not an image"):
+        stream.batch([0, 3])
+
+
+def test_arguments(images, tmp_path):
+    for settings, message in [
+        ({"size": 0}, "size=0: must be at least 1"),
+        ({"resize": "crop"}, "resize='crop': choose one of squash, shorter, pad"),
+        ({"margin": -0.1}, "margin=-0.1: must be at least 0"),
+        ({"workers": -2}, "workers=-2: must be at least 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            built(catalog_of(images.root, images.paths * CHUNK), tmp_path / "stores", **settings)
+    with pytest.raises(ValueError, match="has no images"):
+        built(catalog_of(images.root, []), tmp_path / "stores")
+    store = built(images, tmp_path / "stores")
+    about = json.loads((store.path / "store.json").read_text())
+    (store.path / "store.json").write_text(json.dumps(about | {"version": 0}))
+    with pytest.raises(ValueError, match="is of version 0, not 1; build it again"):
+        PixelStore(store.path)
+    shutil.rmtree(store.path)
+    with pytest.raises(FileNotFoundError, match="is no pixel store"):
+        PixelStore(store.path)
