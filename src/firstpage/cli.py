@@ -45,6 +45,50 @@ def _check(
         report.figure(figure)
 
 
+@app.command("train")
+def _train(
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a recipe.")] = None,
+    data: Annotated[str, typer.Option(help="A dataset: a folder, a table, or glyphs.")] = "glyphs",
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> if left out.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+) -> None:
+    """Train an embedder, and keep the best one."""
+    from firstpage import recipes
+    from firstpage.data import read
+    from firstpage.training import fit
+
+    chosen = recipes.find(recipe).changed(changes or [])
+    folder = out or Path("runs", Path(recipe).stem if recipe else "default")
+    typer.echo(fit(chosen, read(data), folder, device=device, cache=cache).text())
+
+
+@app.command("embed")
+def _embed(
+    model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
+    data: Annotated[str, typer.Argument(help="A dataset: a folder, a table, or glyphs.")],
+    out: Annotated[Path, typer.Argument(help="The .npz file to write: embeddings, labels, paths.")],
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
+) -> None:
+    """Embed a dataset's images into a file."""
+    from firstpage.data import read
+    from firstpage.models.embed import embed_to_file
+
+    typer.echo(embed_to_file(model, read(data), out, device=device))
+
+
+@app.command("export")
+def _export(
+    model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
+    out: Annotated[Path, typer.Argument(help="The .onnx file to write.")],
+) -> None:
+    """Export an embedder to ONNX."""
+    from firstpage.models import Embedder, export
+
+    typer.echo(f"wrote {export(Embedder.load(model), out)}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; what a person can mend is one line and exit code 2, not a traceback.
 
@@ -55,6 +99,6 @@ def main(arguments: list[str] | None = None) -> None:
     """
     try:
         app(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         typer.echo(f"firstpage: {' '.join(str(error).split())}", err=True)
         sys.exit(2)

@@ -223,7 +223,7 @@ class Embedder(nn.Module):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Self:
-        """A saved embedder, in evaluation mode.
+        """A saved embedder, or the best one of a run folder, in evaluation mode.
 
         Raises:
             FileNotFoundError: the folder holds no saved embedder.
@@ -234,6 +234,8 @@ class Embedder(nn.Module):
         FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
         """
         source = Path(folder)
+        if (source / "best").is_dir():
+            source = source / "best"
         if not (source / "config.json").is_file() or not (source / "model.safetensors").is_file():
             raise FileNotFoundError(
                 f"{folder}: no saved embedder there: it holds config.json and model.safetensors"

@@ -55,6 +55,18 @@ class Result:
     images_per_second: float = 0.0
     folder: Path | None = None
 
+    def text(self) -> str:
+        """Before and after, as a small table."""
+        before, after = self.history[0], self.test or self.best
+        names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in after]
+        rows = [("", names), ("untrained", [f"{before[name]:.1f}" for name in names])]
+        rows.append(("trained", [f"{after[name]:.1f}" for name in names]))
+        lines = [f"{title:10}" + "".join(f"{cell:>7}" for cell in cells) for title, cells in rows]
+        lines.append(f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s")
+        if self.folder is not None:
+            lines.append(f"model in {self.folder / 'best'}")
+        return "\n".join(lines)
+
 
 def fit(
     recipe: Recipe,

@@ -1,0 +1,64 @@
+"""Embeddings of a whole catalog, in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.stream import Stream
+from firstpage.models.embedder import Embedder
+
+__all__ = ["embed_to_file"]
+
+
+def embed_to_file(
+    model: str | os.PathLike[str],
+    catalog: Catalog,
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    progress: bool = True,
+) -> str:
+    """Embed the images of a catalog by a saved model; what cannot be decoded is left out, and said.
+
+    Writes `embeddings` [N, dim], `labels` [N], `classes`, and `paths` [N] as an .npz file, whole or not at all.
+
+    Args:
+        model: folder of a saved embedder, or of a run.
+        catalog: the images.
+        path: the file.
+        device: where; a GPU where there is one if left out.
+        progress: show a progress bar.
+
+    Returns:
+        One line for a person.
+
+    >>> embed_to_file("nowhere", Catalog("x", Path(), [], np.zeros(0, int), [], {}), "x.npz")
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+    """
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    embedder = Embedder.load(model, place)
+    framing = embedder.framing
+    with Stream(catalog, size=framing.size, resize=framing.resize) as stream:
+        readable = np.flatnonzero(stream.ok)
+        vectors = embedder.embed(stream, rows=readable, progress=progress).numpy()
+    kept = np.flatnonzero(stream.ok[readable])
+    target = Path(path)
+    part = target.with_name(f"{target.name}.part")
+    with part.open("wb") as file:
+        np.savez(
+            file,
+            embeddings=vectors[kept],
+            labels=catalog.labels[readable[kept]],
+            classes=np.array(catalog.classes),
+            paths=np.array([catalog.paths[row] for row in readable[kept]]),
+        )
+    os.replace(part, target)
+    left = len(catalog) - len(kept)
+    note = f"; {left:,} could not be read" if left else ""
+    return f"wrote {len(kept):,} embeddings of {embedder.dim} dimensions to {target}{note}"
