@@ -1,11 +1,13 @@
+"""The command line, as a person meets it."""
+
 import json
 import subprocess
 import sys
-import types
 
+import numpy as np
 import pytest
+from PIL import Image
 
-import firstpage.data
 from firstpage import cli
 
 
@@ -17,33 +19,14 @@ def run(capsys, *arguments):
 
 
 @pytest.fixture
-def checked(monkeypatch):
-    """Stand-ins for the reader and the check, which the commands only call."""
-    seen = {}
-
-    class Report:
-        def text(self):
-            return "3 images"
-
-        def json(self):
-            return json.dumps({"images": 3})
-
-        def figure(self, path):
-            seen["figure"] = path
-
-    def read(path):
-        if path == "nowhere":
-            raise FileNotFoundError("read('nowhere'): no such\nfile or folder")
-        seen["path"] = path
-        return "catalog"
-
-    def check(catalog):
-        assert catalog == "catalog"
-        return Report()
-
-    monkeypatch.setattr(firstpage.data, "read", read, raising=False)
-    monkeypatch.setitem(sys.modules, "firstpage.data.check", types.SimpleNamespace(check=check))
-    return seen
+def birds(tmp_path):
+    """Two classes of two images."""
+    random = np.random.default_rng(0)
+    for name in ("auk/1.png", "auk/2.png", "wren/1.png", "wren/2.png"):
+        path = tmp_path / "birds" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    return tmp_path / "birds"
 
 
 def test_get_prints_what_was_done(capsys, tmp_path):
@@ -52,24 +35,27 @@ def test_get_prints_what_was_done(capsys, tmp_path):
     assert out.startswith("casia: its publisher gives it out at http")
 
 
-def test_check_as_text_or_json_with_a_figure(capsys, tmp_path, checked):
-    assert run(capsys, "data", "check", "birds") == (0, "3 images\n", "")
-    assert checked == {"path": "birds"}
+def test_check_as_text_or_json_with_a_figure(capsys, tmp_path, birds):
+    code, out, _ = run(capsys, "data", "check", str(birds))
+    assert code == 0
+    assert "4 images, 2 classes" in out
     figure = tmp_path / "classes.png"
-    assert run(capsys, "data", "check", "birds", "--json", "--figure", str(figure)) == (
-        0,
-        '{"images": 3}\n',
-        "",
-    )
-    assert checked["figure"] == figure
+    code, out, _ = run(capsys, "data", "check", str(birds), "--json", "--figure", str(figure))
+    assert code == 0
+    assert json.loads(out)["images"] == 4
+    assert Image.open(figure).size[0] > 100
 
 
-def test_errors_are_one_line_and_code_2(capsys, checked):
-    assert run(capsys, "data", "check", "nowhere") == (
-        2,
-        "",
-        "firstpage: read('nowhere'): no such file or folder\n",
-    )
+def test_check_that_finds_a_fault_is_code_1(capsys, birds):
+    (birds / "auk" / "3.png").write_bytes(b"not an image")
+    code, out, _ = run(capsys, "data", "check", str(birds))
+    assert code == 1
+    assert "auk/3.png" in out
+
+
+def test_errors_are_one_line_and_code_2(capsys):
+    code, out, err = run(capsys, "data", "check", "nowhere")
+    assert (code, out, err) == (2, "", "firstpage: read('nowhere'): no such file or folder\n")
     code, out, err = run(capsys, "data", "get", "nabirds", "birds")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("firstpage: get('nabirds'): no such dataset; use one of glyphs, cub")

@@ -35,7 +35,7 @@ def _check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram into this file.")] = None,
 ) -> None:
-    """Count a dataset, and find broken files, duplicates and leaks between its splits."""
+    """Count a dataset, and find broken files, duplicates and leaks between splits. Exit code 1 if any."""
     from firstpage.data import read
     from firstpage.data.check import check
 
@@ -43,6 +43,7 @@ def _check(
     typer.echo(report.json() if as_json else report.text())
     if figure is not None:
         report.figure(figure)
+    raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command("train")

@@ -1,16 +1,19 @@
 """Likeness: which images show the same thing, although no byte of their files agrees.
 
 Two images are alike if their 64-bit hashes (which low frequencies of the brightness are strong) differ in few
-bits and their thumbnails of 8 × 8 colours in few levels. The hash finds candidates without comparing all with
-all; the thumbnail tells a red shirt from the blue one of the same cut, which have the same hash.
+bits, and their thumbnails of 8 × 8 colours by little of their contrast. The hash finds candidates without
+comparing all with all; the thumbnail tells a red shirt from the blue one of the same cut, and a gull in an
+even sky from a kingfisher in another, whose hashes may agree.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-DISTANCE = 7  # bits in which hashes may differ: re-compression changes up to 4, another photograph some 32
-LEVELS = 10.0  # of 255, in which thumbnails may differ on average, whatever their overall brightness
+DISTANCE = (
+    7  # bits in which hashes may differ: strong compression changes up to 6, another photograph some 32
+)
+SHARE = 0.3  # of their own contrast by which thumbnails may differ, whatever their overall brightness
 FLAT = 2.0  # levels: brightness that varies less, as a standard deviation, has nothing to recognise
 
 _SIDE = 32  # of the image that is transformed
@@ -120,7 +123,8 @@ def alike(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> NDArray[
 def _same_colours(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
     same = [np.empty(0, np.bool_)]
     for part in np.split(pairs, range(2**16, len(pairs), 2**16)):
-        difference = thumbnails[part[:, 0]].astype(np.float32) - thumbnails[part[:, 1]]
-        difference -= difference.mean(1, keepdims=True)  # the overall brightness may differ
-        same.append(np.abs(difference).mean(1) <= LEVELS)
+        # Without the mean: the overall brightness may differ. At least 1, the contrast of rounding errors.
+        left, right = (thumbnails[rows] - thumbnails[rows].mean(1, keepdims=True) for rows in part.T)
+        contrast = np.minimum(np.abs(left).mean(1), np.abs(right).mean(1)).clip(1)
+        same.append(np.abs(left - right).mean(1) <= SHARE * contrast)
     return np.concatenate(same)

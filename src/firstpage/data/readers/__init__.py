@@ -28,9 +28,9 @@ def _glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
     from firstpage.data.glyphs import drawn_with, glyphs  # matplotlib takes a second to import
 
     if path is not None:
-        path = require(path, "glyphs")
-        options = drawn_with(path) | options
-    return glyphs(path, **options)
+        folder = require(path, "glyphs")
+        options = {"folder": folder} | drawn_with(folder) | options
+    return glyphs(**options)
 
 
 _READERS: dict[str, Callable[..., Catalog]] = {

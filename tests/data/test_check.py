@@ -1,0 +1,436 @@
+"""Each fault that a dataset can have is found and named, and what is sound is not blamed."""
+
+import io
+import json
+import os
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageEnhance
+
+from firstpage import cli
+from firstpage.data import read
+from firstpage.data.catalog import Catalog
+from firstpage.data.check import check
+from firstpage.data.glyphs import glyphs
+from firstpage.data.likeness import DISTANCE, SHARE, alike, near_pairs, sketch
+
+
+def photo(seed, size=(160, 120)):
+    """Something like a photograph: coarse and fine structure in colour."""
+    random = np.random.default_rng(seed)
+    image = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8)).resize(
+        size, Image.Resampling.BICUBIC
+    )
+    draw = ImageDraw.Draw(image)
+    for _ in range(12):
+        x, y, radius = random.integers(0, size[0]), random.integers(0, size[1]), random.integers(4, 25)
+        draw.ellipse((x, y, x + radius, y + radius), tuple(random.integers(0, 256, 3).tolist()))
+    return image
+
+
+def save(image, file, **options):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file, **options)
+
+
+def encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def checked(root, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return check(read(root), **{"workers": 0, "progress": False} | options)
+
+
+def table(root, rows):
+    """A catalog of (path, label, splits)."""
+    paths, labels, splits = zip(*rows, strict=True)
+    names = sorted({name for row in splits for name in row})
+    return Catalog(
+        "table",
+        root,
+        list(paths),
+        np.array(labels),
+        [f"class {label}" for label in range(max(labels) + 1)],
+        {name: np.array([row for row, of in enumerate(splits) if name in of]) for name in names},
+    )
+
+
+def groups(found):
+    return [same.paths for same in found]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_near_pairs_are_those_of_brute_force(seed):
+    random = np.random.default_rng(seed)
+    hashes = random.integers(0, 2**64, 60, np.uint64, endpoint=False)
+    # Around each, others at every distance up to 12, so that the boundary is met from both sides.
+    turned = [
+        int(code) ^ sum(1 << int(bit) for bit in random.choice(64, random.integers(0, 13), replace=False))
+        for code in np.repeat(hashes, 6)
+    ]
+    hashes = random.permutation(np.concatenate([hashes, np.array(turned, np.uint64)]))
+    expected = [
+        [left, right]
+        for left in range(len(hashes))
+        for right in range(left + 1, len(hashes))
+        if (int(hashes[left]) ^ int(hashes[right])).bit_count() <= DISTANCE
+    ]
+    assert len(expected) > 100
+    assert near_pairs(hashes).tolist() == expected
+
+
+def test_near_pairs_in_many_chunks(monkeypatch):
+    hashes = np.random.default_rng(0).integers(0, 2**12, 300).astype(np.uint64)
+    expected = near_pairs(hashes)
+    monkeypatch.setattr("firstpage.data.likeness._CHUNK", 50)
+    np.testing.assert_array_equal(near_pairs(hashes), expected)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_near_pairs_of_nothing(count):
+    assert near_pairs(np.zeros(count, np.uint64)).shape == (0, 2)
+    assert alike(np.zeros(count, np.uint64), np.zeros((count, 192), np.uint8)).shape == (0, 2)
+
+
+def test_links_of_many_copies_are_few():
+    """Twenty thousand pictures of one hash would be 200 million pairs."""
+    thumbnails = np.tile(np.arange(192, dtype=np.uint8), (20_000, 1))
+    links = alike(np.full(20_000, 7, np.uint64), thumbnails)
+    assert links.tolist() == [[0, row] for row in range(1, 20_000)]
+
+
+CHANGES = {
+    "compressed": lambda image: Image.open(io.BytesIO(encoded(image, "JPEG", quality=25))),
+    "halved": lambda image: image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS),
+    "enlarged": lambda image: image.resize((3 * image.width, 3 * image.height)),
+    "squashed": lambda image: image.resize((image.width, image.width)),
+    "brightened": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
+    "darkened": lambda image: ImageEnhance.Brightness(image).enhance(0.85),
+    "as webp": lambda image: Image.open(io.BytesIO(encoded(image, "WEBP", quality=50))).convert("RGB"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_copy_is_found(tmp_path, change):
+    for seed in range(8):
+        save(photo(seed), tmp_path / f"a/{seed}.png")
+        save(CHANGES[change](photo(seed)), tmp_path / f"b/{seed}.png")
+    report = checked(tmp_path)
+    assert groups(report.near_duplicates) == [[f"a/{seed}.png", f"b/{seed}.png"] for seed in range(8)]
+    assert groups(report.two_labels) == groups(report.near_duplicates)
+    assert not any(same.identical for same in report.two_labels)
+    assert report.exact_duplicates == []
+    assert not report.ok
+
+
+def test_different_glyphs_and_photos_are_not_blamed(tmp_path):
+    catalog = glyphs(tmp_path / "glyphs", images=2)
+    report = check(catalog, workers=2, progress=False)
+    assert report.ok
+    assert (report.near_duplicates, report.exact_duplicates, report.flat) == ([], [], [])
+    assert report.text().endswith("\nOK")
+    for seed in range(60):
+        save(photo(seed), tmp_path / f"photos/a/{seed}.png")
+    assert checked(tmp_path / "photos").near_duplicates == []
+
+
+def test_the_same_cut_in_another_colour_is_another_image(tmp_path):
+    cut = Image.new("L", (90, 90), 255)
+    ImageDraw.Draw(cut).polygon([(10, 10), (80, 25), (60, 80), (30, 70)], 0)
+    # Colours of the same brightness: what the hash sees is the same picture.
+    colours = {name: Image.merge("RGB", [cut.point(lambda level, low=low: max(level, low)) for low in levels])
+               for name, levels in {"red": (200, 20, 20), "green": (20, 112, 20)}.items()}  # fmt: skip
+    codes = {name: sketch(image) for name, image in colours.items()}
+    assert (codes["red"][0] ^ codes["green"][0]).bit_count() <= DISTANCE
+    for name, image in colours.items():
+        save(image, tmp_path / name / "shirt.png")
+        save(image.resize((60, 60)), tmp_path / name / "small.png")
+    report = checked(tmp_path)
+    assert groups(report.near_duplicates) == [
+        [f"{name}/shirt.png", f"{name}/small.png"] for name in ("green", "red")
+    ]
+    assert report.ok
+
+
+def test_small_things_before_an_even_sky_are_told_apart():
+    """Their thumbnails differ by few levels, but by much of the little contrast there is."""
+    thumbnails = np.full((3, 192), 150, np.uint8)
+    thumbnails[0, 80:110] -= 20
+    thumbnails[1, 95:125] -= 20
+    thumbnails[2] = thumbnails[0] + 9
+    difference = np.abs(thumbnails[0].astype(int) - thumbnails[1]).mean()
+    assert SHARE * 6 < difference < 6
+    assert alike(np.full(3, 9, np.uint64), thumbnails).tolist() == [[0, 2]]
+
+
+def test_flat_images_are_alike_only_byte_by_byte(tmp_path):
+    for level in range(0, 250, 25):
+        save(Image.new("RGB", (40, 40), (level, level, level)), tmp_path / f"a/{level}.png")
+    save(Image.new("RGB", (50, 50), (25, 25, 25)), tmp_path / "b/larger.png")
+    save(Image.new("RGB", (40, 40), (25, 25, 25)), tmp_path / "b/same.png")
+    report = checked(tmp_path)
+    assert len(report.flat) == 12
+    assert report.near_duplicates == []
+    assert groups(report.two_labels) == [["a/25.png", "b/same.png"]]
+    assert "12 images of one flat colour" in report.text()
+
+
+def test_two_labels_and_two_splits(tmp_path):
+    for name, seed in {"train/wren/1": 1, "train/auk/2": 2, "test/owl/3": 3, "test/owl/4": 4}.items():
+        save(photo(seed), tmp_path / f"{name}.png")
+    save(photo(1), tmp_path / "train/auk/wren.png")  # another label, the same split
+    save(photo(2), tmp_path / "test/auk/again.jpg", quality=60)  # the same label, another split
+    save(photo(3), tmp_path / "train/wren/owl.png")  # both
+    save(photo(4), tmp_path / "test/owl/copy.png")  # neither
+    report = checked(tmp_path)
+    labels = {tuple(same.paths): same.identical for same in report.two_labels}
+    splits = {tuple(same.paths): same.identical for same in report.two_splits}
+    wren = ("train/auk/wren.png", "train/wren/1.png")
+    auk = ("train/auk/2.png", "test/auk/again.jpg")
+    owl = ("train/wren/owl.png", "test/owl/3.png")
+    assert labels == {wren: True, owl: True}
+    assert splits == {auk: False, owl: True}
+    assert groups(report.exact_duplicates) == [[*wren], [*owl], ["test/owl/4.png", "test/owl/copy.png"]]
+    assert groups(report.near_duplicates) == [[*auk]]
+    assert report.two_labels[0].classes == ["auk", "wren"]
+    assert report.two_splits[0].splits == [["train"], ["test"]]
+    text = report.text()
+    assert text.startswith(
+        "2 images under two labels\n  train/auk/wren.png [auk, train] = train/wren/1.png [wren,"
+    )
+    assert text.endswith("NOT OK: 2 images under two labels, 2 images in two splits (leakage)")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "leaks"),
+    [
+        (["train"], ["test"], True),
+        (["train", "gallery"], ["query"], True),
+        (["gallery"], ["query"], True),
+        (["train", "gallery"], ["train", "gallery"], False),
+        (["train", "gallery"], ["gallery"], False),
+        (["train"], ["train"], False),
+        (["train"], [], False),
+    ],
+)
+@pytest.mark.parametrize("identical", [True, False])
+def test_what_is_a_leak(tmp_path, first, second, leaks, identical):
+    save(photo(0), tmp_path / "1.png")
+    save(photo(0), tmp_path / "2.png", compress_level=6 if identical else 1)
+    report = check(table(tmp_path, [("1.png", 0, first), ("2.png", 0, second)]), workers=0, progress=False)
+    assert [same.identical for same in report.two_splits] == [identical] * leaks
+    assert report.ok is not leaks
+
+
+def test_a_row_in_two_splits_is_no_leak_but_two_rows_of_a_file_are(tmp_path):
+    save(photo(0), tmp_path / "1.png")
+    once = check(table(tmp_path, [("1.png", 0, ["train", "gallery"])]), workers=0, progress=False)
+    assert once.ok
+    twice = [("1.png", 0, ["train"]), ("1.png", 1, ["test"])]
+    report = check(table(tmp_path, twice), workers=0, progress=False)
+    assert groups(report.two_splits) == groups(report.two_labels) == [["1.png", "1.png"]]
+
+
+def png_header(width, height):
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(bytes(64))
+    end = struct.pack(">I", len(data)) + b"IDAT" + data + struct.pack(">I", zlib.crc32(b"IDAT" + data))
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + end
+
+
+def bombs():
+    """Small files whose headers claim 50,000 × 50,000 pixels or more."""
+    side = 50_000
+    jpeg = bytearray(encoded(photo(0), "JPEG"))
+    frame = jpeg.index(b"\xff\xc0") + 5
+    jpeg[frame : frame + 4] = struct.pack(">HH", side, side)
+    bmp = (
+        b"BM"
+        + struct.pack("<IHHIIiiHHIIiiII", 70, 0, 0, 54, 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+        + bytes(16)
+    )
+    extended = b"VP8X" + struct.pack("<I", 10) + bytes(4) + 2 * (16_000 * 2).to_bytes(3, "little")
+    tags = [
+        (256, side),
+        (257, side),
+        (258, 8),
+        (259, 1),
+        (262, 1),
+        (273, 200),
+        (277, 1),
+        (278, side),
+        (279, 9),
+    ]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return {
+        "png": png_header(side, side),
+        "jpg": bytes(jpeg),
+        "bmp": bmp,
+        "gif": b"GIF89a" + struct.pack("<HHxxxcHHHHxB", side, side, b",", 0, 0, side, side, 8) + b"\2L\1\0;",
+        "webp": b"RIFF" + struct.pack("<I", len(extended) + 4) + b"WEBP" + extended,
+        "tiff": b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(200),
+        "ppm": b"P6 50000 50000 255\n" + bytes(64),
+    }  # fmt: skip
+
+
+def broken_files(folder):
+    """Writes 200 broken files of all kinds; returns their names."""
+    folder.mkdir(parents=True)
+    sound = {kind: encoded(photo(1), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
+    files = {f"bomb.{suffix}": data for suffix, data in bombs().items()}
+    files |= {f"zero {index}.jpg": b"" for index in range(10)}
+    files |= {f"text {index}.png": b"<html>404 not found</html>" * (index + 1) for index in range(10)}
+    files |= {f"magic {kind}.{suffix}": b"\0\xff\x13\x37" * 2 + data[8:]
+              for kind, data in sound.items() for suffix in ("jpg", "png")}  # fmt: skip
+    files |= {
+        "two\nlines.jpg": b"",
+        "böse Ωμέγα 鳥.jpg": b"x",
+        "tab\t\x1b[31m.png": b"x",
+        "\u202egnp.jpg": b"x",
+    }
+    special = ["directory.jpg", "loop.jpg", "dangling.png", "fifo.jpg", "self.png"]
+    cuts = 200 - len(files) - len(special)
+    for index in range(cuts):
+        data = list(sound.values())[index % 6]
+        # From the first byte to nine tenths: behind that, a BMP or TIFF may lack nothing but padding.
+        files[f"cut {index:03}.jpg"] = data[: 1 + int(0.9 * len(data) * index / cuts)]
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / "directory.jpg").mkdir()
+    (folder / "loop.jpg").symlink_to("self.png")
+    (folder / "self.png").symlink_to("loop.jpg")
+    (folder / "dangling.png").symlink_to("nowhere.png")
+    os.mkfifo(folder / "fifo.jpg")
+    return [*files, *special]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_200_broken_files_are_each_reported_by_name(tmp_path, workers):
+    names = broken_files(tmp_path / "broken")
+    assert len(set(names)) == 200
+    save(photo(7), tmp_path / "sound/1.jpg")
+    save(photo(8), tmp_path / "sound/2.png")
+    report = checked(tmp_path, workers=workers)
+    assert set(report.unreadable) == {f"broken/{name}" for name in names}
+    assert all(reason and "\n" not in reason for reason in report.unreadable.values())
+    assert json.loads(report.json())["unreadable"] == report.unreadable
+    reasons = {name.removeprefix("broken/"): reason for name, reason in report.unreadable.items()}
+    assert reasons["zero 3.jpg"] == "empty file"
+    assert reasons["directory.jpg"] == "a directory, not a file"
+    assert reasons["fifo.jpg"] == "a FIFO, not a file"
+    assert reasons["dangling.png"] == "dangling symbolic link"
+    assert "symbolic links" in reasons["loop.jpg"]
+    assert all("header claims" in reasons[f"bomb.{suffix}"] for suffix in bombs())
+    assert (report.images, report.formats) == (202, {"JPEG": 1, "PNG": 1})
+
+
+def test_names_are_printed_in_one_line(tmp_path):
+    rows = [("two\nlines.jpg", 0, []), ("ö.jpg", 0, []), ("\udcff.jpg", 0, [])]
+    save(photo(0), tmp_path / "red\x1b[31m.png")
+    save(photo(0), tmp_path / "blue\r.png")
+    rows += [("red\x1b[31m.png", 0, []), ("blue\r.png", 1, [])]
+    report = check(table(tmp_path, rows), workers=0, progress=False)
+    lines = report.text().split("\n")
+    assert lines[:4] == ["3 unreadable files", r"  'two\nlines.jpg': no such file", "  ö.jpg: no such file",
+                         r"  '\udcff.jpg': no such file"]  # fmt: skip
+    assert r"  'red\x1b[31m.png' [class 0] = 'blue\r.png' [class 1]" in lines
+    assert all(line.isprintable() for line in lines)
+    assert list(json.loads(report.json())["unreadable"]) == [path for path, *_ in rows[:3]]
+
+
+def test_examples_are_few_and_the_rest_is_counted(tmp_path):
+    rows = [(f"{index}.jpg", 0, []) for index in range(1234)]
+    text = check(table(tmp_path, rows), workers=0, progress=False).text()
+    assert text.count("no such file") == 5
+    assert "\n  and 1,229 more\n" in text
+    assert text.endswith("NOT OK: 1,234 unreadable files")
+
+
+def test_counts_and_json(tmp_path):
+    save(photo(0, (100, 60)), tmp_path / "train/wren/1.jpg")
+    save(photo(1, (50, 80)), tmp_path / "train/wren/2.png")
+    save(photo(2, (70, 70)), tmp_path / "train/wren/3.png")
+    save(photo(3, (300, 200)), tmp_path / "test/auk/1.png")
+    report = checked(tmp_path)
+    found = json.loads(report.json())
+    assert found == {
+        "ok": True,
+        "name": "folder",
+        "root": str(tmp_path),
+        "images": 4,
+        "classes": 2,
+        "splits": {"train": {"images": 3, "classes": 1}, "test": {"images": 1, "classes": 1}},
+        "histogram": {"auk": 1, "wren": 3},
+        "images_a_class": {"min": 1, "median": 2.0, "max": 3, "of_one_image": 1},
+        "sizes": {
+            "width": {"min": 50, "median": 85.0, "max": 300},
+            "height": {"min": 60, "median": 75.0, "max": 200},
+        },
+        "formats": {"JPEG": 1, "PNG": 3},
+        "unreadable": {},
+        "flat": [],
+        "exact_duplicates": [],
+        "near_duplicates": [],
+        "two_labels": [],
+        "two_splits": [],
+        "warnings": [],
+    }
+    assert report.text() == (
+        f"folder in {tmp_path}: 4 images, 2 classes\n"
+        "  train: 3 images, 1 class\n  test: 1 image, 1 class\n"
+        "  images a class: min 1, median 2, max 3; 1 class of one image\n"
+        "  width: min 50, median 85, max 300\n  height: min 60, median 75, max 200\n"
+        "  formats: JPEG 1, PNG 3\nOK"
+    )
+
+
+def test_the_same_whatever_the_workers(tmp_path):
+    for seed in range(70):
+        save(photo(seed % 60, (40, 30)), tmp_path / f"{seed % 3}/{seed}.jpg", quality=95 - seed // 2)
+    reports = [checked(tmp_path, workers=workers).json() for workers in (0, 2, 2)]
+    assert reports[0] == reports[1] == reports[2]
+    assert len(json.loads(reports[0])["near_duplicates"]) == 10
+
+
+def test_nothing_to_check(tmp_path):
+    empty = Catalog("empty", tmp_path, [], np.zeros(0, np.int64), [], {})
+    report = check(empty, progress=False)
+    assert report.text() == f"empty in {tmp_path}: 0 images, 0 classes\nOK"
+    assert json.loads(report.json())["sizes"]["width"] == {"min": None, "median": None, "max": None}
+    report.figure(tmp_path / "empty.png")
+
+
+def test_the_command(tmp_path, capsys):
+    save(photo(0), tmp_path / "set/wren/1.png")
+    save(photo(0), tmp_path / "set/auk/1.png")
+    figure = tmp_path / "classes.png"
+
+    def run(*options):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["data", "check", str(tmp_path / "set"), *options])
+        assert end.value.code == 1  # it found a fault
+        return capsys.readouterr().out
+
+    assert run().startswith("1 image under two labels\n  auk/1.png [auk] = wren/1.png [wren]\n")
+    assert not figure.exists()
+    found = json.loads(run("--json", "--figure", str(figure)))
+    assert found["two_labels"] == [
+        {
+            "paths": ["auk/1.png", "wren/1.png"],
+            "classes": ["auk", "wren"],
+            "splits": [[], []],
+            "identical": True,
+        }
+    ]
+    with Image.open(figure) as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 400
+        assert len(image.convert("L").getcolors()) > 20
