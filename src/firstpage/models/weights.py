@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import re
-import tempfile
+import shutil
 import urllib.request
+import uuid
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
         FileNotFoundError: the file is not there, or could not be fetched.
 
     >>> from firstpage.models import backbones
+    >>> import tempfile
     >>> from safetensors.torch import save_file
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = f"{folder}/weights.safetensors"
@@ -79,6 +81,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a `.safetensors`, `.pth` or `.pt` file by name, on the CPU; no code in it is run.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"gamma": torch.ones(2)}, f"{folder}/weights.pth")
     ...     read(f"{folder}/weights.pth")
@@ -131,51 +134,43 @@ def fetch(name: str, fits: bool = True) -> Path:
             "leave strides out, or give the path of a v1 file"
         )
     file = _PUBLISHED[name]
-    folder = Path(os.environ.get("FIRSTPAGE_CACHE", "~/.cache/firstpage")).expanduser() / "weights"
+    expected = file.removesuffix(".pth").rpartition("-")[2]
+    folder = Path(os.environ.get("FIRSTPAGE_CACHE") or "~/.cache/firstpage").expanduser() / "weights"
     path = folder / file
     if not path.is_file():
-        _download(f"{_HOST}/{file}", path)
-    _check_digest(path, path)
+        _download(f"{_HOST}/{file}", path, expected)
+    elif not _digest(path).startswith(expected):
+        raise ValueError(
+            f"weights='imagenet': {path} is damaged, its sha256 does not begin {expected}; "
+            "delete it, and it is fetched again"
+        )
     return path
 
 
-def _download(url: str, path: Path) -> None:
-    """Fetches a file to a name of its own, and renames it into place only when it is whole and right."""
+def _download(url: str, path: Path, expected: str) -> None:
+    """Fetches a file under another name, and renames it into place only when it is whole and right."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as part:
-            temporary = Path(part.name)
-            try:
-                with urllib.request.urlopen(url, timeout=30) as response:
-                    total = int(response.headers.get("Content-Length") or 0) or None
-                    console = Console(stderr=True)
-                    with wrap_file(
-                        response, total or 0, description=path.name, console=console, transient=True
-                    ) as source:
-                        while chunk := source.read(1 << 20):
-                            part.write(chunk)
-                part.flush()
-                _check_digest(temporary, path)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
-    except OSError as error:
+        with urllib.request.urlopen(url, timeout=30) as response, part.open("wb") as target:
+            total = int(response.headers.get("Content-Length") or 0)
+            console = Console(stderr=True)
+            with wrap_file(response, total, description=path.name, console=console, transient=True) as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+        if not _digest(part).startswith(expected):
+            raise OSError(f"what came is damaged, its sha256 does not begin {expected}")
+        part.replace(path)
+    except (OSError, HTTPException) as error:
         raise FileNotFoundError(
             f"weights='imagenet': could not fetch {url} ({error}); put that file into {path.parent}"
         ) from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def _check_digest(path: Path, named: Path) -> None:
-    """Complains unless the sha256 of the file at `path` begins as the name of `named` says."""
-    found = re.search(r"-([0-9a-f]{8})\.pth$", named.name)
-    expected = found[1] if found else ""
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if not digest.startswith(expected):
-        raise ValueError(
-            f"weights='imagenet': {named} is damaged (sha256 begins {digest[:8]}, its name says {expected}); "
-            "delete it, and it is fetched again"
-        )
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _misfits(backbone: Backbone, entries: Mapping[str, Tensor]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,19 +70,13 @@ class Backbone(nn.Module, ABC):
         """What `block` makes of `inputs`, by way of a checkpoint where that was asked for."""
         if not (self.checkpointing and torch.is_grad_enabled()):
             return block(*inputs)
-        # A compiled graph updates running statistics once, however often it computes the map.
-        contexts = _no_contexts if torch.compiler.is_compiling() else self._checkpoint_contexts
-        output: Tensor = checkpoint(
-            block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-        )
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        # A compiled graph updates running statistics once anyhow, and takes no contexts of ours.
+        if not torch.compiler.is_compiling():
+            layers = block if isinstance(block, nn.Module) else self
+            settings["context_fn"] = lambda: (nullcontext(), keep_statistics(layers))
+        output: Tensor = checkpoint(block, *inputs, **settings)
         return output
-
-    def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), keep_statistics(self)
-
-
-def _no_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), nullcontext()
 
 
 class Renormalise(nn.Module):

@@ -61,6 +61,11 @@ class ThroughTimm(Backbone):
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The features of the low, middle and high stage."""
+        if not hasattr(self.network, "forward_intermediates"):
+            raise ValueError(
+                f"stages: timm's {type(self.network).__name__} gives its last features only; "
+                "take a network with forward_intermediates, or a head on one stage"
+            )
         images = self.renormalise(images)
         if not self.has_tokens:
             high, (low, middle, _) = self.network.forward_intermediates(images, indices=3)
@@ -129,7 +134,10 @@ def create_through_timm(
             "give weights=PATH, or none"
         ) from None
     if checkpointing:
-        network.set_grad_checkpointing()
+        try:
+            network.set_grad_checkpointing()
+        except (AssertionError, AttributeError):
+            raise ValueError(f"checkpointing=True: timm's {name} cannot; leave it out") from None
     size = options.get("img_size")
     return ThroughTimm(network, size if isinstance(size, int) else None)
 

@@ -151,7 +151,7 @@ class VisionTransformer(Backbone):
         table = adapted.get("pos_embed")
         if table is not None and table.ndim == 3 and _has_square_grid(table):
             side = self.size // PATCH
-            adapted["pos_embed"] = resample_positions(table, (side, side))
+            adapted["pos_embed"] = resample_positions(table.float(), (side, side))
         return adapted
 
 
