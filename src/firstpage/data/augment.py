@@ -48,6 +48,7 @@ class Augment:
         jitter: Strengths of the colour jitter.
         mean: Of each channel, for pixels in 0..1.
         std: Of each channel, for pixels in 0..1.
+        fused: Let `torch.compile` make one kernel of the device's part: a GPU then writes each pixel once.
 
     Example:
         >>> pixels = torch.randint(256, (4, 256, 256, 3), dtype=torch.uint8)
@@ -66,6 +67,7 @@ class Augment:
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    fused: bool = False
 
     def __post_init__(self) -> None:
         _require(self.size >= 1, "size", self.size, "must be at least 1")
@@ -143,18 +145,10 @@ class Augment:
                 f"Augment(size={self.size}): the images are {width} × {height}; "
                 "use a smaller size, a larger store or crop='resized'"
             )
-        plan = self._plan(pixels, seed, step, first)
-        if self.crop == "resized":
-            images = _resize(pixels, plan, self.size)
-        elif self.crop == "random" or self.flip:
-            images = _copy(pixels, plan, self.size)
-        else:
-            top, left = _middle(height, self.size), _middle(width, self.size)
-            images = pixels[:, top : top + self.size, left : left + self.size].permute(0, 3, 1, 2).float()
-        if any(self.jitter):
-            images = 255 * _jitter(images / 255, plan["jitter"], self.jitter)
-        images = images * plan["gain"][:, :, None, None] + plan["bias"][:, :, None, None]
-        return images.contiguous(memory_format=torch.channels_last)
+        render = _fused_render if self.fused else _render
+        return render(
+            pixels, self._plan(pixels, seed, step, first), self.size, self.crop, self.flip, self.jitter
+        )
 
     def _plan(self, pixels: Tensor, seed: int | None, step: int | None, first: int) -> dict[str, Tensor]:
         """What is to happen to each sample, on the device: box, flip, jitter, and the normalisation."""
@@ -195,6 +189,31 @@ class Augment:
 def _require(holds: bool, name: str, value: object, remedy: str) -> None:
     if not holds:
         raise ValueError(f"Augment({name}={value!r}): {remedy}")
+
+
+def _render(
+    pixels: Tensor,
+    plan: dict[str, Tensor],
+    size: int,
+    crop: str,
+    flip: float,
+    jitter: tuple[float, float, float, float],
+) -> Tensor:
+    """Do what the plan says: float32 `[B, 3, size, size]`, channels last."""
+    if crop == "resized":
+        images = _resize(pixels, plan, size)
+    elif crop == "random" or flip:
+        images = _copy(pixels, plan, size)
+    else:
+        top, left = _middle(pixels.shape[1], size), _middle(pixels.shape[2], size)
+        images = pixels[:, top : top + size, left : left + size].permute(0, 3, 1, 2).float()
+    if any(jitter):
+        images = 255 * _jitter(images / 255, plan["jitter"], jitter)
+    images = images * plan["gain"][:, :, None, None] + plan["bias"][:, :, None, None]
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+_fused_render = torch.compile(_render)
 
 
 def _middle(length: int, size: int) -> int:

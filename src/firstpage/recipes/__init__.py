@@ -38,4 +38,6 @@ def find(name: str | None) -> Recipe:
         return Recipe.read(name)
     near = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise FileNotFoundError(f"recipe {name!r}: no such file or name; {hint}the names are {', '.join(names())}")
+    raise FileNotFoundError(
+        f"recipe {name!r}: no such file or name; {hint}the names are {', '.join(names())}"
+    )

@@ -62,7 +62,9 @@ class Result:
         rows = [("", names), ("untrained", [f"{before[name]:.1f}" for name in names])]
         rows.append(("trained", [f"{after[name]:.1f}" for name in names]))
         lines = [f"{title:10}" + "".join(f"{cell:>7}" for cell in cells) for title, cells in rows]
-        lines.append(f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s")
+        lines.append(
+            f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s"
+        )
         if self.folder is not None:
             lines.append(f"model in {self.folder / 'best'}")
         return "\n".join(lines)
@@ -256,6 +258,7 @@ def _augment(recipe: Recipe, model: Embedder) -> Augment:
         settings.jitter,
         model.backbone.mean,
         model.backbone.std,
+        fused=recipe.train.compile != "off",
     )
 
 

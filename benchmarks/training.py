@@ -1,0 +1,120 @@
+"""How close `fit` comes to the backbone alone: images a second of a bare loop and of the whole step.
+
+    python benchmarks/training.py [--backbone resnet50] [--batch 128] [--crop 227] [--modes off on graphs]
+
+The bare loop repeats forward, backward and the optimiser on one batch that is there already; `fit` assembles and
+augments batches from stored pixels, mines and computes the loss besides. Both in one process, on made-up pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from firstpage.data.catalog import Catalog
+from firstpage.models.embedder import Embedder
+from firstpage.training import Recipe, fit
+from firstpage.training.loop import _compiled
+from firstpage.training.optimiser import make_optimiser
+
+
+class MadeUp:
+    """Random pixels on a device, in place of a store."""
+
+    def __init__(self, images: int, side: int, device: str) -> None:
+        self.pixels = torch.randint(256, (images, side, side, 3), dtype=torch.uint8, device=device)
+        self.ok = np.ones(images, bool)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batch(self, rows: torch.Tensor, device: object = None) -> torch.Tensor:
+        """The pixels of some rows."""
+        index = torch.as_tensor(rows)
+        if self.pixels.is_cuda:
+            index = index.pin_memory()
+        return self.pixels.index_select(0, index.to(self.pixels.device, non_blocking=True))
+
+
+def bare(recipe: Recipe, device: str, steps: int) -> float:
+    """Images a second of forward, backward and optimiser."""
+    model = Embedder(recipe.model).to(device)
+    model.to(memory_format=torch.channels_last)
+    model.train()
+    optimiser, _ = make_optimiser(recipe.optimiser, model, torch.nn.Module())
+    embed = _compiled(model, recipe.train.compile)
+    size = recipe.batch.size
+    crop = model.preprocess.size
+    images = torch.randn(size, 3, crop, crop, device=device).contiguous(memory_format=torch.channels_last)
+    for step in range(steps + 15):
+        if step == 15:
+            _wait(device)
+            start = time.perf_counter()
+        if recipe.train.compile == "graphs":
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            (vectors,) = embed(images)
+        optimiser.zero_grad(set_to_none=True)
+        vectors.float().square().mean().backward()
+        optimiser.step()
+    _wait(device)
+    return steps * size / (time.perf_counter() - start)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Print both, mode by mode."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backbone", default="resnet50")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--crop", type=int, default=227)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--images", type=int, default=6400)
+    parser.add_argument("--loss", default="topk")
+    parser.add_argument("--modes", nargs="+", default=["off", "on", "graphs"])
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pixels = MadeUp(options.images, 256, device)
+    rows = np.arange(options.images)
+    labels = rows // 50
+    test = rows[: 50 * 4]  # a few images: the evaluation is not what is measured
+    catalog = Catalog(
+        "made-up",
+        Path(),
+        [str(row) for row in rows],
+        labels,
+        [str(label) for label in range(labels.max() + 1)],
+        {"train": rows[200:], "test": test},
+    )
+    for mode in options.modes:
+        recipe = Recipe.of(
+            {
+                "model": {"backbone": options.backbone, "crop": options.crop, "freeze_batch_norm": True},
+                "loss": {"name": options.loss},
+                "batch": {"size": options.batch, "images_per_class": 4},
+                "schedule": {"epochs": max(1, round(options.steps * options.batch / len(rows)))},
+                "train": {"compile": mode, "evaluate_every": 10**6},
+            }
+        )
+        torch.compiler.reset()
+        alone = bare(recipe, device, options.steps)
+        torch.compiler.reset()
+        whole = fit(recipe, catalog, None, pixels=pixels, progress=False).images_per_second
+        print(
+            f"compile={mode:7} bare {alone:8,.0f}  fit {whole:8,.0f} images/s  {whole / alone:6.1%}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
