@@ -296,6 +296,8 @@ def test_initial_weights():
     assert transformer.pos_embed.std().item() == pytest.approx(0.02, rel=0.2)
     assert transformer.blocks[0].ls1.gamma.unique().tolist() == pytest.approx([1e-5])
     assert transformer.blocks[0].attn.qkv.bias.count_nonzero() == 0
+    # timm's, too small a difference for values to show.
+    assert {layer.eps for layer in transformer.modules() if isinstance(layer, torch.nn.LayerNorm)} == {1e-6}
 
 
 # The transformer's positions
