@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import unicodedata
@@ -18,6 +17,7 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 
 # Code points of each script, in hexadecimal. Frozen, so that the classes are the same everywhere. Chosen
@@ -111,7 +111,7 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
     if seed < 0:
         raise ValueError(f"glyphs(seed={seed}): seed must not be negative")
     settings = {"version": _VERSION, "images": images, "seed": seed}
-    root = Path(folder) if folder is not None else _cache() / f"glyphs-{_VERSION}-{images}-{seed}"
+    root = Path(folder) if folder is not None else cache_folder() / f"glyphs-{_VERSION}-{images}-{seed}"
     if not (root / _INDEX).exists():
         _create(root, settings)
     found = json.loads((root / _INDEX).read_text())
@@ -151,10 +151,6 @@ def drawn_with(folder: Path) -> dict[str, int]:
     """
     found = json.loads((folder / _INDEX).read_text())
     return {"images": found["images"], "seed": found["seed"]}
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstpage"
 
 
 def _parse(ranges: str) -> list[int]:

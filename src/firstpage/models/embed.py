@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.stream import Stream
+from firstpage.data.store import PixelStore
 from firstpage.models.embedder import Embedder
 
 __all__ = ["embed_to_file"]
@@ -21,17 +22,19 @@ def embed_to_file(
     path: str | os.PathLike[str],
     *,
     device: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> str:
     """Embed the images of a catalog by a saved model; what cannot be decoded is left out, and said.
 
-    Writes `embeddings` [N, dim], `labels` [N], `classes`, and `paths` [N] as an .npz file, whole or not at all.
+    Writes `embeddings` [N, dim], `labels` [N], `classes` and `paths` [N] as an .npz file, all or nothing.
 
     Args:
         model: folder of a saved embedder, or of a run.
         catalog: the images.
         path: the file.
         device: where; a GPU where there is one if left out.
+        cache: where stores of pixels are kept; the user's cache if left out.
         progress: show a progress bar.
 
     Returns:
@@ -44,19 +47,19 @@ def embed_to_file(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     embedder = Embedder.load(model, place)
     framing = embedder.framing
-    with Stream(catalog, size=framing.size, resize=framing.resize) as stream:
-        readable = np.flatnonzero(stream.ok)
-        vectors = embedder.embed(stream, rows=readable, progress=progress).numpy()
-    kept = np.flatnonzero(stream.ok[readable])
+    stores = Path(cache) if cache is not None else cache_folder() / "pixels"
+    store = PixelStore.build(catalog, stores, size=framing.size, resize=framing.resize, progress=progress)
+    kept = np.flatnonzero(store.ok)
+    vectors = embedder.embed(store, rows=kept, progress=progress).numpy()
     target = Path(path)
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
         np.savez(
             file,
-            embeddings=vectors[kept],
-            labels=catalog.labels[readable[kept]],
+            embeddings=vectors,
+            labels=catalog.labels[kept],
             classes=np.array(catalog.classes),
-            paths=np.array([catalog.paths[row] for row in readable[kept]]),
+            paths=np.array([catalog.paths[row] for row in kept]),
         )
     os.replace(part, target)
     left = len(catalog) - len(kept)

@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from firstpage.models.backbones import Backbone
+    from firstpage.data.cache import cache_folder
+from firstpage.models.backbones import Backbone
 
 __all__ = ["fetch", "load", "read"]
 
@@ -112,7 +113,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def fetch(name: str, fits: bool = True) -> Path:
     """The path of torchvision's published ImageNet file for the backbone `name`, fetched if need be.
 
-    It is kept in the folder `weights` of $FIRSTPAGE_CACHE or of ~/.cache/firstpage, and its sha256 is
+    It is kept in the folder `weights` of `cache_folder()`, and its sha256 is
     checked against its name, whoever put it there.
 
     Args:
@@ -135,7 +136,7 @@ def fetch(name: str, fits: bool = True) -> Path:
         )
     file = _PUBLISHED[name]
     expected = file.removesuffix(".pth").rpartition("-")[2]
-    folder = Path(os.environ.get("FIRSTPAGE_CACHE") or "~/.cache/firstpage").expanduser() / "weights"
+    folder = cache_folder() / "weights"
     path = folder / file
     if not path.is_file():
         _download(f"{_HOST}/{file}", path, expected)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 
 from firstpage import losses
 from firstpage.data.augment import Augment
+from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.sampler import GroupSampler
-from firstpage.data.store import PixelStore
+from firstpage.data.store import PixelStore, sent, staging
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.training.display import Display
 from firstpage.training.optimiser import make_optimiser, rate
@@ -59,9 +59,9 @@ class Result:
         """Before and after, as a small table."""
         before, after = self.history[0], self.test or self.best
         names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in after]
-        rows = [("", names), ("untrained", [f"{before[name]:.1f}" for name in names])]
-        rows.append(("trained", [f"{after[name]:.1f}" for name in names]))
-        lines = [f"{title:10}" + "".join(f"{cell:>7}" for cell in cells) for title, cells in rows]
+        lines = [f"{'':10}" + "".join(f"{name:>7}" for name in names)]
+        for title, figures in (("untrained", before), ("trained", after)):
+            lines.append(f"{title:10}" + "".join(f"{figures[name]:7.1f}" for name in names))
         lines.append(
             f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s"
         )
@@ -107,7 +107,7 @@ def fit(
     model = Embedder(recipe.model).to(place)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if pixels is None:
-        stores = Path(cache) if cache is not None else default_cache() / "pixels"
+        stores = Path(cache) if cache is not None else cache_folder() / "pixels"
         pixels = PixelStore.build(
             catalog, stores, size=recipe.model.stored, resize=recipe.model.resize, progress=progress
         ).to(place)
@@ -123,11 +123,12 @@ def fit(
         seed=recipe.train.seed,
     )
     criteria = _criteria(recipe, model, len(names), len(catalog)).to(place)
-    labels = labels.to(place)
+    measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
+    labels, image_ids = labels.to(place), torch.from_numpy(roles.train).to(place)
     augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
     average = copy.deepcopy(model) if recipe.train.ema else None
-    embed = _compiled(model, recipe.train.compile)
+    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
     half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
 
     run = Run(folder)
@@ -159,19 +160,15 @@ def fit(
             model.train()
             _freeze(model.backbone, epoch <= recipe.schedule.head_epochs)
             for rows in sampler:
-                chosen = torch.from_numpy(roles.train[rows])
-                images = augment(pixels.batch(chosen, place), seed=recipe.train.seed, step=step)
+                batch = sent(staged(rows, place), place)
+                images = augment(pixels.batch(roles.train[rows], place), seed=recipe.train.seed, step=step)
                 for group, base in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = base * rate(recipe.schedule, step, steps)
-                if recipe.train.compile == "graphs":
-                    torch.compiler.cudagraph_mark_step_begin()  # the last step's output may be overwritten
                 with torch.autocast(place.type, torch.bfloat16, enabled=half):
                     levels = embed(images)
-                target = labels[torch.tensor(rows).to(place, non_blocking=True)]
-                ids = chosen.to(place, non_blocking=True)
+                target, ids = labels[batch], image_ids[batch]
                 loss = sum(
-                    criterion(level, target, image_ids=ids)
-                    for criterion, level in zip(criteria, levels, strict=True)
+                    part(level, target, image_ids=ids) for part, level in zip(measure, levels, strict=True)
                 )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
@@ -214,13 +211,13 @@ def fit(
     return result
 
 
-def default_cache() -> Path:
-    """Where firstpage keeps what can be made again.
+def staged(rows: list[int], device: torch.device) -> Tensor:
+    """Rows in memory from which they can be sent to `device` without waiting for it.
 
-    >>> default_cache().name
-    'firstpage'
+    >>> staged([3, 1], torch.device("cpu"))
+    tensor([3, 1])
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstpage"
+    return staging((len(rows),), torch.int64, device).copy_(torch.tensor(rows))
 
 
 def _device(name: str | None) -> torch.device:
@@ -258,15 +255,8 @@ def _augment(recipe: Recipe, model: Embedder) -> Augment:
         settings.jitter,
         model.backbone.mean,
         model.backbone.std,
-        fused=recipe.train.compile != "off",
+        fused=recipe.train.compile,
     )
-
-
-def _compiled(model: Embedder, mode: str) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    if mode == "off":
-        return model.raw
-    compiled: Any = torch.compile(model.raw, mode="reduce-overhead" if mode == "graphs" else None)
-    return compiled  # type: ignore[no-any-return]
 
 
 def _freeze(module: nn.Module, frozen: bool) -> None:
