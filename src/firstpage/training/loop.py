@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,6 +126,7 @@ def fit(
     labels, image_ids = labels.to(place), torch.from_numpy(roles.train).to(place)
     augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
+    backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     average = copy.deepcopy(model) if recipe.train.ema else None
     embed = torch.compile(model.raw) if recipe.train.compile else model.raw
     half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
@@ -158,7 +158,8 @@ def fit(
         stale = 0
         for epoch in range(1, recipe.schedule.epochs + 1):
             model.train()
-            _freeze(model.backbone, epoch <= recipe.schedule.head_epochs)
+            for parameter in backbone:
+                parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
             for rows in sampler:
                 batch = sent(staged(rows, place), place)
                 images = augment(pixels.batch(roles.train[rows], place), seed=recipe.train.seed, step=step)
@@ -257,18 +258,6 @@ def _augment(recipe: Recipe, model: Embedder) -> Augment:
         model.backbone.std,
         fused=recipe.train.compile,
     )
-
-
-def _freeze(module: nn.Module, frozen: bool) -> None:
-    for parameter in _learnable(module):
-        parameter.requires_grad_(not frozen)
-
-
-def _learnable(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that an optimiser holds: not those of frozen batch norms."""
-    for part in module.modules():
-        if not getattr(part, "frozen", False):
-            yield from part.parameters(recurse=False)
 
 
 @torch.no_grad()
