@@ -1,6 +1,6 @@
 """The catalog: images, labels, boxes and splits (the fields the pixel store reads)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ class Catalog:
     classes: list[str]
     splits: dict[str, np.ndarray]
     boxes: np.ndarray | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.paths)
