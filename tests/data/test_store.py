@@ -380,7 +380,7 @@ def test_workers_say_how_they_ended_and_are_light():
         assert workers.submit(file_state, "nowhere.jpg").result() == (-1, -1)
         modules = workers.submit(eval, "sorted(__import__('sys').modules)").result()
         assert "firstpage.data.framing" in modules
-        assert "torch" not in modules
+        assert not {"torch", "numpy", "rich"} & set(modules)
         with pytest.raises(ZeroDivisionError):
             workers.submit(divmod, 1, 0).result()
         assert workers.submit(max, 1, 2).result() == 2

@@ -190,7 +190,7 @@ class Builder:
                 framing,
                 self._root,
                 catalog.paths[first : first + CHUNK],
-                None if crops is None else crops[first : first + CHUNK],
+                None if crops is None else crops[first : first + CHUNK].tolist(),
                 str(target),
                 offset + first * framing.size**2 * 3,
                 True,
