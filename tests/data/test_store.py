@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -20,10 +21,10 @@ from PIL import Image
 
 from firstpage.data import building
 from firstpage.data import store as store_module
-from firstpage.data.building import CHUNK
+from firstpage.data.building import CHUNK, Builder
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import Unreadable
-from firstpage.data.framing import file_state
+from firstpage.data.framing import Framing, file_state
 from firstpage.data.store import PixelStore
 from firstpage.data.stream import Stream
 from firstpage.data.workers import Workers
@@ -279,14 +280,38 @@ def test_a_chunk_whose_files_changed_is_not_reused(images, tmp_path, monkeypatch
 
 def test_two_processes_that_build_the_same_store_give_one_store(photographs, tmp_path):
     folder = tmp_path / "stores"
-    processes = [start(photographs, folder, CHUNK * 6) for _ in range(3)]
+    processes = [start(photographs, folder, CHUNK * 6) for _ in range(2)]
     outputs = [process.communicate(timeout=120) for process in processes]
-    assert [error for _, error in outputs] == ["", "", ""]
+    assert [error for _, error in outputs] == ["", ""]
     assert len({path for path, _ in outputs}) == 1
     (store,) = folder.iterdir()
     assert f"{store}\n" == outputs[0][0]
     catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(CHUNK * 6)])
     assert contents(store) == contents(built(catalog, tmp_path / "alone", size=64).path)
+
+
+def build_many(catalog, folder, rounds, barrier, results):
+    for number in range(rounds):
+        barrier.wait()
+        try:
+            results.put(
+                (number, Builder(catalog, folder / str(number), Framing(4), 0, progress=False).path())
+            )
+        except Exception as error:
+            results.put((number, repr(error)))
+
+
+def test_processes_that_start_at_the_same_moment_agree(images, tmp_path):
+    fork, rounds, count = multiprocessing.get_context("fork"), 20, 5
+    barrier, results = fork.Barrier(count), fork.Queue()
+    task = (images, tmp_path, rounds, barrier, results)
+    processes = [fork.Process(target=build_many, args=task) for _ in range(count)]
+    for process in processes:
+        process.start()
+    paths = {results.get(timeout=60) for _ in range(rounds * count)}
+    for process in processes:
+        process.join()
+    assert paths == {(number, *(tmp_path / str(number)).iterdir()) for number in range(rounds)}
 
 
 def test_a_file_size_limit_leaves_one_line_and_nothing_else(photographs, tmp_path):
@@ -355,7 +380,7 @@ def test_workers_say_how_they_ended_and_are_light():
         assert workers.submit(file_state, "nowhere.jpg").result() == (-1, -1)
         modules = workers.submit(eval, "sorted(__import__('sys').modules)").result()
         assert "firstpage.data.framing" in modules
-        assert "torch" not in modules
+        assert not {"torch", "numpy", "rich"} & set(modules)
         with pytest.raises(ZeroDivisionError):
             workers.submit(divmod, 1, 0).result()
         assert workers.submit(max, 1, 2).result() == 2

@@ -91,23 +91,18 @@ class Builder:
                 with self._claimed() as journal:
                     if journal is not None:
                         found = self._finished()
-                        if found is not None:  # by another process, between the first look and the lock
-                            shutil.rmtree(self._building)
-                        else:
+                        if found is None:
                             found = self._build(journal)
+                        else:  # another process finished it between the first look and the lock
+                            shutil.rmtree(self._building, ignore_errors=True)
             return found
         except OSError as error:
-            size = len(self.catalog) * self.framing.size**2 * 3
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            remedy = (
-                f"make {size / 1e9:.1f} GB of room or choose another folder"
-                if full
-                else "choose another folder"
-            )
-            raise OSError(
-                error.errno,
-                f"no pixel store can be written to {str(self.folder)!r}: {error.strerror}; {remedy}",
-            ) from error
+            remedy = "choose another folder"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                size = len(self.catalog) * self.framing.size**2 * 3
+                remedy = f"make {size / 1e9:.1f} GB of room or {remedy}"
+            text = f"no pixel store can be written to {str(self.folder)!r}: {error.strerror}; {remedy}"
+            raise OSError(error.errno, text) from error
 
     @cached_property
     def _root(self) -> str:
@@ -126,13 +121,13 @@ class Builder:
         return self.folder / f"building-{self._plan}"
 
     def _content(self, files: np.ndarray) -> str:
-        return hashlib.blake2b(
-            self._plan.encode() + files["fingerprint"].tobytes(), digest_size=8
-        ).hexdigest()
+        digest = hashlib.blake2b(self._plan.encode(), digest_size=8)
+        digest.update(files["fingerprint"].tobytes())
+        return digest.hexdigest()
 
     def _finished(self) -> Path | None:
         """The finished store of the files as they are now; reads only those that changed since."""
-        stores = sorted(self.folder.glob(f"*-{self._plan}-*"))
+        stores = sorted(file.parent for file in self.folder.glob(f"*-{self._plan}-*/files.npy"))
         if not stores:
             return None
         paths = self.catalog.paths
@@ -155,18 +150,23 @@ class Builder:
                 advance(len(found))
         for store in stores:
             if store.name.endswith(self._content(files)):
-                with suppress(
-                    OSError
-                ):  # to remember the new times is a courtesy; the folder may be read-only
-                    _write(store / "files.npy", _npy(files))
+                if not np.array_equal(np.load(store / "files.npy"), files):
+                    with suppress(OSError):  # a courtesy to the next reader; the folder may be read-only
+                        _write(store / "files.npy", _npy(files))
                 return store
         return None
 
     @contextmanager
     def _claimed(self) -> Iterator[BinaryIO | None]:
         """The journal, locked; None if another process finished the store while this one waited."""
-        self._building.mkdir(exist_ok=True)
-        with open(self._building / "journal", "a+b") as journal:
+        with suppress(FileExistsError):  # mkdir(exist_ok=True) fails if the folder is renamed at that moment
+            self._building.mkdir()
+        try:
+            journal = open(self._building / "journal", "a+b")  # noqa: SIM115 - closed below
+        except FileNotFoundError:  # finished, and renamed just now
+            yield None
+            return
+        with journal:
             try:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -190,7 +190,7 @@ class Builder:
                 framing,
                 self._root,
                 catalog.paths[first : first + CHUNK],
-                None if crops is None else crops[first : first + CHUNK],
+                None if crops is None else crops[first : first + CHUNK].tolist(),
                 str(target),
                 offset + first * framing.size**2 * 3,
                 True,
@@ -204,9 +204,7 @@ class Builder:
         ):
             advance(sum(map(len, done.values())))
             for index, rows in workers.map(decode_rows, tasks):
-                os.fsync(
-                    pixels.fileno()
-                )  # a line in the journal is a promise that a power cut must keep, too
+                os.fsync(pixels.fileno())  # a line in the journal is a promise, power cut or not
                 journal.write(_line(starts[index], rows))
                 journal.flush()
                 done[starts[index]] = rows
@@ -217,13 +215,12 @@ class Builder:
         """The chunks of an interrupted build whose files are as they were; the journal keeps only these."""
         chunks: dict[int, list[Row]] = {}
         journal.seek(0)
+        lines = journal.readlines() if (self._building / "pixels.npy").exists() else []
         with suppress(ValueError):  # the last line may be half-written
-            for line in journal:
-                first, rows = json.loads(line)
+            for first, rows in map(json.loads, lines):
                 paths = self.catalog.paths[first : first + CHUNK]
-                if [row[:2] for row in rows] == [
-                    [*file_state(os.path.join(self._root, path))] for path in paths
-                ]:
+                now = [file_state(os.path.join(self._root, path)) for path in paths]
+                if now == [(size, mtime) for size, mtime, *_ in rows]:
                     chunks[first] = rows
         journal.truncate(0)
         journal.writelines(_line(first, rows) for first, rows in chunks.items())
@@ -242,18 +239,16 @@ class Builder:
         _write(self._building / "files.npy", _npy(files))
         _write(self._building / "store.json", json.dumps(about, indent=1).encode())
         name = re.sub(r"[^\w.-]+", "_", self.catalog.name)[:64]
-        store = (
-            self.folder
-            / f"{name}-{self.framing.size}-{self.framing.resize}-{self._plan}-{self._content(files)}"
+        store = self.folder / "-".join(
+            [name, str(self.framing.size), self.framing.resize, self._plan, self._content(files)]
         )
         try:
             os.rename(self._building, store)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            shutil.rmtree(
-                self._building
-            )  # the same content was built before the files changed under this build
+            # The files changed under this build, to what had been built before.
+            shutil.rmtree(self._building, ignore_errors=True)
         else:
             os.unlink(store / "journal")
         return store

@@ -143,7 +143,7 @@ class Stream:
 
     def _part(self, rows: np.ndarray, path: Path, at: int) -> "Future[list[Row]]":
         root, paths = os.fspath(self.catalog.root), [self.catalog.paths[row] for row in rows]
-        crops = None if self._crops is None else self._crops[rows]
+        crops = None if self._crops is None else self._crops[rows].tolist()
         offset = at * self.framing.size**2 * 3
         return self._workers.submit(decode_rows, self.framing, root, paths, crops, str(path), offset, False)
 
