@@ -149,7 +149,7 @@ def fit(
             return False
         result.best, result.epoch = figures, epoch
         best_weights.update({k: v.detach().clone() for k, v in (average or model).state_dict().items()})
-        if run.folder is not None and epoch:
+        if run.folder is not None:
             (average or model).save(run.folder / "best")
         return True
 
@@ -242,6 +242,10 @@ def _criteria(recipe: Recipe, model: Embedder, classes: int, images: int) -> nn.
     for key, count in (("classes", classes), ("images", images)):
         if settings.get(key) is True:
             settings[key] = count
+        elif key in settings and settings[key] < count:
+            raise ValueError(
+                f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
+            )
     return nn.ModuleList(losses.create(name, **settings) for _ in model.heads)
 
 

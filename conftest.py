@@ -11,5 +11,5 @@ hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
     torch.manual_seed(0)

@@ -1,0 +1,130 @@
+"""The embedder: unit vectors, the same from files, images and stored pixels, the same after saving."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from firstpage.data import Catalog, PixelStore
+from firstpage.models import Embedder, export
+from firstpage.models.pooling import Pooling
+
+
+def small(**settings):
+    return Embedder.create(**({"backbone": "small", "dim": 8, "stored": 40, "crop": 32} | settings))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    random = np.random.default_rng(0)
+    for number in range(5):
+        Image.fromarray(random.integers(0, 256, (60, 50, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    return Catalog("x", tmp_path, [f"{n}.png" for n in range(5)], np.zeros(5, int), ["x"], {})
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp", "none", "multilevel"])
+@pytest.mark.parametrize("pooling", ["avg", "max", "avg+max", "gem"])
+def test_unit_vectors_of_every_head_and_pooling(head, pooling):
+    model = small(head=head, pooling=pooling, layer_norm=True, standardise=True)
+    vectors = model(torch.randn(3, 3, 32, 32))
+    assert vectors.shape == (3, model.dim)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+    assert len(model.raw(torch.randn(2, 3, 32, 32))) == (3 if head == "multilevel" else 1)
+
+
+def test_levels_are_joined_before_they_are_normalised():
+    model = small(head="multilevel").eval()
+    images = torch.randn(2, 3, 32, 32)
+    joined = torch.cat(model.raw(images), dim=1)
+    torch.testing.assert_close(model(images), joined / joined.norm(dim=1, keepdim=True))
+
+
+def test_pooling_of_tokens_leaves_the_class_token_out():
+    tokens = torch.tensor([[[9.0], [1.0], [3.0]]])
+    assert Pooling("avg")(tokens).item() == 2
+    assert Pooling("max")(tokens).item() == 3
+    assert Pooling("cls")(tokens).item() == 9
+    with pytest.raises(ValueError, match="no class token"):
+        Pooling("cls")(torch.zeros(1, 2, 3, 3))
+    with pytest.raises(ValueError, match="choose one of"):
+        Pooling("mean")
+
+
+def test_files_images_arrays_and_stored_pixels_embed_alike(photos, tmp_path):
+    model = small()
+    paths = [photos.path(row) for row in range(5)]
+    from_files = model.embed(paths, progress=False)
+    images = [Image.open(path) for path in paths]
+    store = PixelStore.build(photos, tmp_path / "stores", size=40, progress=False, workers=0)
+    torch.testing.assert_close(model.embed(images, progress=False, batch_size=2), from_files)
+    torch.testing.assert_close(model.embed([np.asarray(i) for i in images], progress=False), from_files)
+    torch.testing.assert_close(model.embed(store, progress=False), from_files)
+    torch.testing.assert_close(model.embed(store, rows=[4, 1], progress=False), from_files[[4, 1]])
+    assert model.training  # as it was before
+
+
+def test_what_is_no_image_is_named(tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"broken\.jpg"):
+        small().embed([tmp_path / "broken.jpg"], progress=False)
+    with pytest.raises(ValueError, match="got int"):
+        small().embed([3], progress=False)
+    with pytest.raises(ValueError, match="uint8"):
+        small().embed([np.zeros((4, 4))], progress=False)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"head": "multilevel", "pooling": "gem"}, {"freeze_batch_norm": True}]
+)
+def test_saved_and_loaded_it_is_the_same(tmp_path, settings):
+    model = small(**settings).train()
+    model(torch.randn(4, 3, 32, 32))  # moves the running statistics, if they may
+    again = Embedder.load(model.save(tmp_path / "model"))
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(again(images), model.eval()(images))
+    assert again.settings == model.settings
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_broken_model_folder_is_one_line(tmp_path):
+    folder = small().save(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"does not fit config\.json") as caught:
+        Embedder.load(folder)
+    assert "\n" not in str(caught.value)
+    (folder / "config.json").write_text(json.dumps({"model": {}}))
+    with pytest.raises(ValueError, match="not a firstpage model"):
+        Embedder.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"head": "cubic"}, "head='cubic'"),
+        ({"dim": 0}, "dim=0"),
+        ({"crop": 99}, "crop=99"),
+        ({"backbone": "resnet52"}, "did you mean 'resnet50'"),
+        ({"pooling": "cls+avg"}, "pooling='cls\\+avg'"),
+    ],
+)
+def test_wrong_settings_are_named(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        small(**settings)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_gives_the_same_vectors_for_any_batch(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = small(standardise=True)
+    path = export(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for count in (1, 5):
+        images = torch.randn(count, 3, 32, 32)
+        found = session.run(None, {"images": images.numpy()})[0]
+        torch.testing.assert_close(torch.from_numpy(found), model.eval()(images).detach(), rtol=0, atol=1e-4)

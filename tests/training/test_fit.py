@@ -1,0 +1,238 @@
+"""fit: it learns, repeats itself to the last bit, and complains before it writes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from firstpage import cli
+from firstpage.data import Catalog
+from firstpage.models import Embedder
+from firstpage.training import Recipe, fit
+from firstpage.training.splits import Search, assign
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would wait for one another on a busy machine
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def stripes(tmp_path_factory):
+    """24 classes of striped squares, told apart by direction and width; the last eight are the test's."""
+    root = tmp_path_factory.mktemp("stripes")
+    random = np.random.default_rng(0)
+    rows, columns = np.mgrid[:36, :36]
+    paths, labels = [], []
+    for label in range(24):
+        angle, width = label * np.pi / 24, 0.5 + 0.25 * (label % 3)
+        for number in range(8):
+            wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
+            colours = random.integers(0, 256, (2, 3))
+            picture = np.where(wave[..., None] > 0, colours[0], colours[1]) + random.normal(
+                0, 20, (36, 36, 3)
+            )
+            paths.append(f"{label:02d}-{number}.png")
+            labels.append(label)
+            Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(root / paths[-1])
+    labels = np.array(labels)
+    splits = {"train": np.flatnonzero(labels % 3 < 2), "test": np.flatnonzero(labels % 3 == 2)}
+    return Catalog("stripes", root, paths, labels, [str(c) for c in range(24)], splits)
+
+
+LONG = ("schedule.epochs=40", "train.evaluate_every=10", "model.standardise=false")
+
+
+def recipe(*changes):
+    table = {
+        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardise": True},
+        "loss": {"name": "batch-all"},
+        "batch": {"size": 32, "images_per_class": 4},
+        "augment": {"crop": "random", "flip": 0.0},
+        "optimiser": {"lr": 3e-3, "head": 1.0},
+        "schedule": {"epochs": 2, "kind": "cosine"},
+    }
+    return Recipe.of(table).changed(changes)
+
+
+@pytest.fixture(scope="module")
+def run(stripes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    result = fit(recipe(*LONG), stripes, folder / "run", cache=folder / "cache", progress=False)
+    return folder, result
+
+
+def test_it_learns_and_keeps_the_best(run, stripes):
+    folder, result = run
+    assert result.test["P@1"] >= result.history[0]["P@1"] + 20
+    assert result.test == max(result.history, key=lambda figures: figures["P@1"]) | result.test
+    saved = Embedder.load(folder / "run")
+    rows = stripes.splits["test"]
+    again = saved.embed([stripes.path(row) for row in rows], progress=False)
+    torch.testing.assert_close(again, result.model.embed([stripes.path(row) for row in rows], progress=False))
+
+
+def test_the_run_folder_tells_what_ran(run):
+    folder = run[0] / "run"
+    about = json.loads((folder / "run.json").read_text())
+    assert Recipe.read(folder / "recipe.toml") == recipe(*LONG)
+    assert about["result"]["test"] == run[1].test
+    assert {"firstpage", "git", "torch", "python", "data"} <= set(about)
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in log if "P@1" in line] == [0, 10, 20, 30, 40]
+    assert any("loss" in line for line in log)
+    assert {path.name for path in folder.iterdir()} >= {"best", "last"}
+
+
+def test_what_ran_runs_again_to_the_same_numbers(run, stripes, tmp_path):
+    folder, first = run
+    again = fit(
+        Recipe.read(folder / "run" / "recipe.toml"), stripes, None, cache=folder / "cache", progress=False
+    )
+    assert again.history == first.history
+    for name, value in again.model.state_dict().items():
+        assert torch.equal(value, first.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model.head=multilevel", "loss.name=rll"],
+        ["train.ema=0.9", "optimiser.clip=1.0", "optimiser.name=sgd"],
+        ["loss.name=proxy-nca", "schedule.head_epochs=1"],
+        ["loss.name=margin", "loss.classes=true", "loss.images=true", "model.freeze_batch_norm=true"],
+        ["batch.oversample=true", "batch.images_per_class=10", "loss.name=epshn"],
+        ["train.precision=bf16", "schedule.kind=step", "schedule.warmup=1", "optimiser.name=adam"],
+    ],
+)
+def test_every_kind_of_run_ends_with_figures(run, stripes, changes):
+    result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
+    assert 0 <= result.test["P@1"] <= 100
+    assert len(result.history) == 3
+
+
+def test_the_backbone_waits_while_the_head_warms_up(run, stripes):
+    changes = ["schedule.epochs=1", "schedule.head_epochs=1", "model.freeze_batch_norm=true"]
+    torch.manual_seed(0)
+    untrained = Embedder(recipe(*changes).model)
+    trained = fit(
+        recipe(*changes, "train.patience=9"), stripes, None, cache=run[0] / "cache", progress=False
+    ).model
+    # `best` may be the untrained model: look at the backbone only, which is the same either way
+    for mine, other in zip(trained.backbone.parameters(), untrained.backbone.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):
+    seen = []
+    original = torch.optim.AdamW.step
+
+    def step(self, *arguments, **options):
+        seen.append(True)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    model = fit(
+        recipe("schedule.epochs=1", "model.freeze_batch_norm=true"),
+        stripes,
+        None,
+        cache=run[0] / "cache",
+        progress=False,
+    ).model
+    norms = [m for m in model.backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert seen
+    assert norms
+    assert all(p.grad is None and not p.requires_grad for norm in norms for p in norm.parameters())
+
+
+def test_early_stopping(run, stripes):
+    changes = ["schedule.epochs=6", "train.patience=1", "optimiser.lr=1e-12"]
+    result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
+    assert len(result.history) < 7
+
+
+def test_the_fair_protocol_selects_without_the_test_classes(run, stripes, monkeypatch):
+    asked = []
+    original = Search.measure
+
+    def measure(self, model, pixels, labels):
+        asked.append(set(labels[self.queries]))
+        return original(self, model, pixels, labels)
+
+    monkeypatch.setattr(Search, "measure", measure)
+    result = fit(
+        recipe("train.protocol=fair", "train.folds=4"), stripes, None, cache=run[0] / "cache", progress=False
+    )
+    tested = set(stripes.labels[stripes.splits["test"]])
+    assert [bool(classes & tested) for classes in asked] == [False, False, False, True]
+    assert asked[-1] == tested
+    assert result.test != result.best
+
+
+def test_folds_hold_out_every_training_class_once(stripes):
+    held = []
+    for fold in range(4):
+        settings = recipe("train.protocol=fair", "train.folds=4", f"train.fold={fold}").train
+        roles = assign(stripes, np.ones(len(stripes), bool), settings)
+        assert not set(stripes.labels[roles.train]) & set(stripes.labels[roles.select.queries])
+        held += sorted(set(stripes.labels[roles.select.queries]))
+    assert sorted(held) == sorted(set(stripes.labels[stripes.splits["train"]]))
+
+
+def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    folder = stripes.root
+    table = tmp_path / "stripes.csv"
+    lines = [
+        f"{folder / p},{c},{'test' if c % 3 == 2 else 'train'}"
+        for p, c in zip(stripes.paths, stripes.labels, strict=True)
+    ]
+    table.write_text("path,label,split\n" + "\n".join(lines))
+    cases = {
+        "--set=model.backbone=resnet5": "did you mean",
+        "--set=loss.name=topkk": "did you mean 'topk'",
+        "--set=batch.size=4096": "use batch_size <=",
+        "--device=cuda": "torch sees no GPU",
+        "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 16",
+        "--set=model.weights=nowhere.safetensors": "nowhere.safetensors",
+    }
+    if torch.cuda.is_available():
+        del cases["--device=cuda"]
+    small = ["--set=model.stored=36", "--set=model.crop=32", "--set=batch.size=32"]
+    for options, complaint in cases.items():
+        first = [] if "backbone" in options else ["--set=model.backbone=small"]
+        command = ["train", f"--data={table}", f"--out={tmp_path / 'out'}", *small, *first, *options.split()]
+        with pytest.raises(SystemExit) as end:
+            cli.main(command)
+        error = capsys.readouterr().err
+        assert end.value.code == 2, options
+        assert complaint in error, (options, error)
+        assert not (tmp_path / "out").exists()
+
+
+def test_train_embed_and_export_from_the_command_line(tmp_path, capsys, monkeypatch, stripes):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    for row in range(0, len(stripes), 2):
+        target = tmp_path / "photos" / stripes.classes[stripes.labels[row]] / stripes.paths[row]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(stripes.path(row).read_bytes())
+    (tmp_path / "mine.toml").write_text(recipe("schedule.epochs=1").toml())
+    commands = [
+        ["train", str(tmp_path / "mine.toml"), f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}"],
+        ["embed", str(tmp_path / "run"), str(tmp_path / "photos"), str(tmp_path / "vectors.npz")],
+    ]
+    for command in commands:
+        with pytest.raises(SystemExit) as end:
+            cli.main(command)
+        assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert "untrained" in out
+    assert "wrote 96 embeddings of 16 dimensions" in out
+    found = np.load(tmp_path / "vectors.npz")
+    assert found["embeddings"].shape == (96, 16)
+    assert len(found["paths"]) == len(found["labels"]) == 96
