@@ -13,8 +13,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
-demo: $(VENV)/.ready ## every loss at work on made-up data, before and after
-	$(BIN)/python examples/first_page.py
+demo: $(VENV)/.ready ## train on the embedded data, and show the first page before and after
+	$(BIN)/firstpage demo
 
 test: lint types unit ## formatter check, linter, strict types, tests and doctests
 

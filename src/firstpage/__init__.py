@@ -7,6 +7,8 @@ measured on the way.
 - `firstpage.Pairs`: who is compared with whom, the one object every method reads.
 - `firstpage.mining`: who is looked at (positive strategies × negative strategies).
 - `firstpage.losses`: what their scores cost.
+- `firstpage.models`: backbones, and the embedder that turns images into unit vectors.
+- `firstpage.training`: recipes, and the loop that runs them.
 
 >>> import torch
 >>> from firstpage import losses
@@ -22,19 +24,35 @@ from typing import TYPE_CHECKING
 from firstpage._lazy import lazy
 
 if TYPE_CHECKING:
-    from firstpage import data, losses, mining
+    from firstpage import data, evaluation, figures, losses, mining, models, recipes, training
     from firstpage.pairs import Pairs
 
 __version__ = "0.1.0"
 
-__all__ = ["Pairs", "__version__", "data", "losses", "mining"]
+__all__ = [
+    "Pairs",
+    "__version__",
+    "data",
+    "evaluation",
+    "figures",
+    "losses",
+    "mining",
+    "models",
+    "recipes",
+    "training",
+]
 
 __getattr__ = lazy(
     "firstpage",
     {
         "Pairs": "firstpage.pairs",
         "data": "firstpage.data",
+        "evaluation": "firstpage.evaluation",
+        "figures": "firstpage.figures",
         "losses": "firstpage.losses",
         "mining": "firstpage.mining",
+        "models": "firstpage.models",
+        "recipes": "firstpage.recipes",
+        "training": "firstpage.training",
     },
 )

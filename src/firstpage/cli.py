@@ -46,6 +46,14 @@ def _check(
     raise typer.Exit(0 if report.ok else 1)
 
 
+@app.command("demo")
+def _demo(out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo")) -> None:
+    """Train on the embedded glyphs, and show the first page before and after."""
+    from firstpage.demo import demo
+
+    typer.echo(demo(out))
+
+
 @app.command("train")
 def _train(
     recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a recipe.")] = None,

@@ -1,0 +1,82 @@
+"""The demonstration: train on the embedded glyphs, and show the first page before and after."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from firstpage import recipes
+from firstpage.data import read
+from firstpage.data.cache import cache_folder
+from firstpage.data.store import PixelStore
+from firstpage.figures import retrieved_lists
+from firstpage.models.embedder import Embedder
+from firstpage.training import Recipe, fit
+
+__all__ = ["demo"]
+
+
+def demo(
+    folder: str | os.PathLike[str] = "runs/demo", *, recipe: Recipe | None = None, progress: bool = True
+) -> str:
+    """Train with the top-k precision loss on Latin and Cyrillic, search in seven scripts never seen.
+
+    Args:
+        folder: the run folder; the picture is `first-page.png` in it.
+        recipe: another recipe than `glyphs`.
+        progress: show progress.
+
+    Returns:
+        The figures before and after, for a person.
+
+    >>> demo.__name__
+    'demo'
+    """
+    chosen = recipe or recipes.find("glyphs")
+    catalog = read("glyphs")
+    result = fit(chosen, catalog, folder, progress=progress)
+    torch.manual_seed(chosen.train.seed)  # as `fit` begins
+    untrained = Embedder(chosen.model)
+    test = catalog.splits["test"]
+    labels = torch.from_numpy(catalog.labels[test])
+    store = PixelStore.build(
+        catalog,
+        cache_folder() / "pixels",
+        size=chosen.model.stored,
+        resize=chosen.model.resize,
+        progress=False,
+    )
+    queries = np.random.default_rng(1).choice(len(test), 8, replace=False).tolist()
+    sheets = [
+        retrieved_lists(
+            model.embed(store, rows=test, progress=False),
+            labels,
+            lambda row: np.asarray(Image.open(catalog.path(int(test[row])))),
+            queries,
+        )
+        for model in (untrained, result.model)
+    ]
+    path = Path(folder, "first-page.png")
+    _side_by_side(sheets, ["untrained", "trained"]).save(path)
+    scripts = ", ".join(catalog.group_names[group] for group in sorted({*catalog.groups[test].tolist()}))  # type: ignore[index]
+    return (
+        f"\nSearching {len(test):,} images of scripts never seen in training ({scripts}):\n\n{result.text()}\n"
+        f"first pages of {len(queries)} queries in {path}"
+    )
+
+
+def _side_by_side(sheets: list[Image.Image], titles: list[str]) -> Image.Image:
+    head, gap = 28, 24
+    width = sum(sheet.width for sheet in sheets) + gap * (len(sheets) - 1)
+    whole = Image.new("RGB", (width, head + max(sheet.height for sheet in sheets)), "white")
+    pen = ImageDraw.Draw(whole)
+    left = 0
+    for sheet, title in zip(sheets, titles, strict=True):
+        pen.text((left + 10, 8), title, fill="black", font_size=16)
+        whole.paste(sheet, (left, head))
+        left += sheet.width + gap
+    return whole

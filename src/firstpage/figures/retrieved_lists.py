@@ -1,0 +1,64 @@
+"""Queries with what they retrieve, right results in green frames and wrong ones in red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from firstpage.pairs import unit
+
+__all__ = ["retrieved_lists"]
+
+RIGHT, WRONG, PLAIN = (22, 139, 71), (203, 47, 47), (120, 120, 120)
+
+
+def retrieved_lists(
+    embeddings: Tensor,
+    labels: Tensor,
+    picture: Callable[[int], np.ndarray],
+    queries: Sequence[int],
+    *,
+    results: int = 10,
+    side: int = 72,
+) -> Image.Image:
+    """A row for each query: the query, then its first results among all the others.
+
+    Args:
+        embeddings: [N, D] of all images.
+        labels: [N] their classes.
+        picture: the image of a row, uint8 [h, w, 3].
+        queries: rows to search with.
+        results: length of a list.
+        side: pixels of a picture.
+
+    >>> points, labels = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])
+    >>> sheet = retrieved_lists(points, labels, lambda row: np.zeros((4, 4, 3), np.uint8), [0])
+    >>> sheet.size[1] < sheet.size[0]
+    True
+    """
+    vectors = unit(embeddings.float())
+    similarity = vectors[list(queries)] @ vectors.T  # [queries, N]
+    similarity[torch.arange(len(queries)), torch.tensor(queries)] = -torch.inf
+    found = similarity.topk(min(results, len(labels) - 1)).indices
+    gap, frame = side // 8, max(2, side // 16)
+    step = side + 2 * frame + gap
+    width = step * (1 + found.shape[1]) + 2 * gap
+    sheet = Image.new("RGB", (width, step * len(queries) + gap), "white")
+    pen = ImageDraw.Draw(sheet)
+
+    def place(row: int, left: int, top: int, colour: tuple[int, int, int]) -> None:
+        pen.rectangle((left, top, left + side + 2 * frame - 1, top + side + 2 * frame - 1), fill=colour)
+        small = Image.fromarray(picture(row)).resize((side, side), Image.Resampling.BILINEAR)
+        sheet.paste(small, (left + frame, top + frame))
+
+    for line, (query, row) in enumerate(zip(queries, found.tolist(), strict=True)):
+        top = gap + line * step
+        place(query, gap, top, PLAIN)
+        for position, result in enumerate(row):
+            colour = RIGHT if labels[result] == labels[query] else WRONG
+            place(result, 2 * gap + step * (1 + position), top, colour)
+    return sheet
