@@ -64,7 +64,7 @@ def demo(
     _side_by_side(sheets, ["untrained", "trained"]).save(path)
     scripts = ", ".join(catalog.group_names[group] for group in sorted({*catalog.groups[test].tolist()}))  # type: ignore[index]
     return (
-        f"\nSearching {len(test):,} images of scripts never seen in training ({scripts}):\n\n{result.text()}\n"
+        f"\nSearching {len(test):,} images of scripts not seen in training ({scripts}):\n\n{result.text()}\n"
         f"first pages of {len(queries)} queries in {path}"
     )
 

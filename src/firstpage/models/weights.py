@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from firstpage.data.cache import cache_folder
+
 if TYPE_CHECKING:
-    from firstpage.data.cache import cache_folder
 from firstpage.models.backbones import Backbone
 
 __all__ = ["fetch", "load", "read"]

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.models.backbones.batch_norm import keep_statistics
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "Renormalise", "initialise"]
 
 Triple = tuple[float, float, float]
-
-IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
-IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
 
 class Backbone(nn.Module, ABC):
