@@ -23,7 +23,7 @@ from torch import Tensor
 from firstpage.data.cache import cache_folder
 
 if TYPE_CHECKING:
-from firstpage.models.backbones import Backbone
+    from firstpage.models.backbones import Backbone
 
 __all__ = ["fetch", "load", "read"]
 
