@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import FORMATS, Unreadable, decode, fingerprint, open_regular
+from firstpage.data.decode import FORMATS, Unreadable, decode_file, fingerprint, open_regular
 from firstpage.data.likeness import alike, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.data.report import Report, Same
@@ -103,12 +103,14 @@ def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True
 
 def _look(path: str) -> Look:
     try:
-        image = decode(path, enough=64)
-        # The decoded image no longer tells size and format as stored; to open it again is safe by now.
         with open_regular(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            digest = fingerprint(file)
+            image = decode_file(file, enough=64)
+            # The decoded image no longer tells size and format as stored; to open it again is safe by now.
+            file.seek(0)
             header = Image.open(file, formats=FORMATS)
-            return Look("", header.format or "", *header.size, fingerprint(path), sketch(image))
+            return Look("", header.format or "", *header.size, digest, sketch(image))
     except Unreadable as error:
         return Look(error.reason)
 

@@ -103,37 +103,49 @@ def decode(
     ...
     firstpage.data.decode.Unreadable: nowhere.jpg: no such file
     """
+    with open_regular(path) as file:
+        return decode_file(file, max_pixels=max_pixels, box=box, enough=enough)
+
+
+def decode_file(
+    file: io.BufferedReader, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, enough: int = 0
+) -> Image.Image:
+    """Decode an image file that is open already; see `decode`.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
+    ...     Image.new("1", (4, 2)).save(file.name)
+    ...     with open_regular(file.name) as opened:
+    ...         decode_file(opened).mode
+    'RGB'
+    """
     tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
-        with open_regular(path) as file, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, on odd metadata: it is the pixels that count
             ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on for the whole process
             return _decode(file, max_pixels, box, enough)
-    except Unreadable:
-        raise
-    except (
-        Exception
-    ) as error:  # broken bytes make decoders raise anything: struct.error, SyntaxError, KeyError…
-        raise Unreadable(path, _reason(error)) from error
+    except Exception as error:  # broken bytes make decoders raise anything: struct.error, SyntaxError…
+        raise Unreadable(file.name, _reason(error)) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
-def fingerprint(path: StrPath) -> str:
-    """The content of a file as 32 hexadecimal digits (blake2b), read in blocks.
+def fingerprint(file: io.BufferedReader) -> str:
+    """The content of an open file as 32 hexadecimal digits (blake2b), read in blocks.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
-    ...     fingerprint(file.name)
-    Traceback (most recent call last):
-    ...
-    firstpage.data.decode.Unreadable: ...: empty file
+    ...     _ = file.write(b"pixels")
+    ...     file.flush()
+    ...     with open_regular(file.name) as opened:
+    ...         fingerprint(opened)
+    '7d448d65cb41c2b7821037c68e29b2db'
     """
     try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:
-        raise Unreadable(path, _reason(error)) from error
+        raise Unreadable(file.name, _reason(error)) from error
 
 
 def open_regular(path: StrPath) -> io.BufferedReader:
@@ -164,6 +176,7 @@ def open_regular(path: StrPath) -> io.BufferedReader:
 
 
 def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: int) -> Image.Image:
+    file.seek(0)
     _refuse_claim(_webp_claim(file.read(30)), max_pixels)
     image: Image.Image = Image.open(file, formats=FORMATS)
     width, height = image.size

@@ -1,5 +1,6 @@
 """Framing: how an image of any shape becomes a square of pixels, and the work of one decoding task."""
 
+import io
 import math
 import os
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from firstpage.data.decode import Box, Unreadable, decode, fingerprint
+from firstpage.data.decode import Box, Unreadable, decode_file, fingerprint, open_regular
 
 if TYPE_CHECKING:  # workers import this module, and start twice as fast without these
     import numpy as np
@@ -73,18 +74,19 @@ class Framing:
         boxes[:, 2:] += border
         return boxes
 
-    def read(self, path: str, box: Box | None = None) -> Image.Image:
-        """Decode one image into an RGB square.
+    def read(self, file: io.BufferedReader, box: Box | None = None) -> Image.Image:
+        """Decode an open image file into an RGB square.
 
         >>> import tempfile
         >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
         ...     Image.new("RGB", (40, 20), "red").save(file.name)
-        ...     square = Framing(4, "pad").read(file.name)
+        ...     with open_regular(file.name) as opened:
+        ...         square = Framing(4, "pad").read(opened)
         >>> [square.getpixel((0, y)) for y in range(4)]
         [(255, 255, 255), (255, 0, 0), (255, 0, 0), (255, 255, 255)]
         """
         # Decoding a JPEG smaller is a coarse filter: twice the target leaves the last, fine step to `resize`.
-        return self.square(decode(path, box=box, enough=2 * self.size))
+        return self.square(decode_file(file, box=box, enough=2 * self.size))
 
     def square(self, image: Image.Image) -> Image.Image:
         """An RGB image that is decoded already, as a square.
@@ -131,19 +133,19 @@ def decode_rows(
     """
     blank = bytes(framing.size**2 * 3)
     rows: list[Row] = []
-    with open(target, "r+b") as file:
-        file.seek(offset)
+    with open(target, "r+b") as output:
+        output.seek(offset)
         for index, name in enumerate(paths):
             path = os.path.join(root, name)
             size, mtime, digest, reason, pixels = *file_state(path), "", "", blank
             try:
-                if fingerprints:
-                    digest = fingerprint(path)
-                box = None if boxes is None or any(map(math.isnan, boxes[index])) else boxes[index]
-                pixels = framing.read(path, box).tobytes()
+                with open_regular(path) as file:
+                    digest = fingerprint(file) if fingerprints else ""
+                    box = None if boxes is None or any(map(math.isnan, boxes[index])) else boxes[index]
+                    pixels = framing.read(file, box).tobytes()
             except Unreadable as error:
                 reason = error.reason
-            file.write(pixels)
+            output.write(pixels)
             rows.append((size, mtime, digest, reason))
     return rows
 
@@ -157,7 +159,8 @@ def fingerprints(root: str, paths: list[str]) -> list[str]:
 
     def one(path: str) -> str:
         try:
-            return fingerprint(path)
+            with open_regular(path) as file:
+                return fingerprint(file)
         except Unreadable:
             return ""
 

@@ -5,14 +5,12 @@ needs a `__main__` guard), import torch (two seconds and 200 MB each) and outliv
 """
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
@@ -22,12 +20,12 @@ T = TypeVar("T")
 # The packages above this module are entered without running their __init__: a worker needs no torch.
 BOOT = """
 import sys, types
-descriptor, package, data, *sys.path = sys.argv[1:]
+package, data, *sys.path = sys.argv[1:]
 for name, folder in (("firstpage", package), ("firstpage.data", data)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from firstpage.data.workers import serve
-serve(int(descriptor))
+from firstpage.data.worker import serve
+serve()
 """
 
 
@@ -49,7 +47,7 @@ class Workers:
         if count is not None and count < 0:
             raise ValueError(f"workers={count}: must be at least 0 (0: in this process)")
         self.count = usable_cores() if count is None else count
-        self._idle: SimpleQueue[tuple[subprocess.Popen[bytes], Connection]] = SimpleQueue()
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         self._all = [_start() for _ in range(self.count)]
         for worker in self._all:
             self._idle.put(worker)
@@ -91,13 +89,12 @@ class Workers:
 
         >>> Workers(0).close()
         """
-        for process, _ in self._all:
+        for process in self._all:
             process.kill()
-            process.wait()
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
-        for _, link in self._all:
-            link.close()
+        for process in self._all:
+            process.communicate()
         self._all = []
 
     def __enter__(self) -> Self:
@@ -107,17 +104,20 @@ class Workers:
         self.close()
 
     def _call(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-        process, link = self._idle.get()
+        process = self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            link.send((function, arguments))
-            done, value = link.recv()
-        except (EOFError, ConnectionError) as error:
+            pickle.dump((function, arguments), process.stdin)
+            process.stdin.flush()
+            done, value = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             code = process.wait()
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             remedy = "if memory ran out, use fewer workers" if code < 0 else "its own message is above"
             raise RuntimeError(f"a decoding worker died ({how}): {remedy}") from error
         finally:
-            self._idle.put((process, link))
+            self._idle.put(process)
         if not done:
             raise value
         result: T = value
@@ -133,34 +133,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def serve(descriptor: int) -> None:
-    """Answer calls until the parent closes the link or is gone: the body of a worker process.
-
-    >>> ours, theirs = Pipe()
-    >>> ours.send((max, (3, 5)))
-    >>> ours.close()
-    >>> serve(os.dup(theirs.fileno()))
-    """
-    link = Connection(descriptor)
-    with suppress(EOFError, ConnectionError):
-        while True:
-            function, arguments = link.recv()
-            try:
-                answer = True, function(*arguments)
-            except Exception as error:
-                answer = False, error
-            link.send(answer)
-
-
-def _start() -> tuple[subprocess.Popen[bytes], Connection]:
-    ours, theirs = Pipe()
+def _start() -> "subprocess.Popen[bytes]":
     data = Path(__file__).parent
-    command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(data.parent), str(data), *sys.path]
-    process = subprocess.Popen(
-        command,
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
+    return subprocess.Popen(
+        [sys.executable, "-c", BOOT, str(data.parent), str(data), *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         process_group=0,  # Ctrl-C at the terminal is for the parent, which then stops its workers
     )
-    theirs.close()
-    return process, ours

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from firstpage.data.augment import Augment
+from firstpage.data.decode import open_regular
 from firstpage.data.framing import Framing
 from firstpage.data.progress import progress_bar
 from firstpage.models import backbones
@@ -189,7 +190,8 @@ class Embedder(nn.Module):
 
     def _square(self, image: object) -> np.ndarray:
         if isinstance(image, str | os.PathLike):
-            return np.asarray(self.framing.read(os.fspath(image)))
+            with open_regular(os.fspath(image)) as file:
+                return np.asarray(self.framing.read(file))
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
                 raise ValueError(
