@@ -7,19 +7,24 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from firstpage import losses
 from firstpage.data.augment import Augment
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.sampler import GroupSampler
 from firstpage.data.store import PixelStore, sent, staging
 from firstpage.models.embedder import Embedder, Pixels
+from firstpage.pairs import Pairs
+from firstpage.training import health
+from firstpage.training.checkpoint import Checkpoints, Draws
+from firstpage.training.criteria import make_criteria
 from firstpage.training.display import Display
+from firstpage.training.guard import Guard, Scene, gradient_norm
 from firstpage.training.optimiser import make_optimiser, rate
 from firstpage.training.recipe import Recipe
 from firstpage.training.run import Run
@@ -43,6 +48,7 @@ class Result:
         seconds: time spent in training steps.
         images_per_second: over all training steps but the first few.
         folder: the run folder.
+        warnings: what was wrong with the run, in words.
     """
 
     model: Embedder
@@ -53,6 +59,7 @@ class Result:
     seconds: float = 0.0
     images_per_second: float = 0.0
     folder: Path | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def text(self) -> str:
         """Before and after, as a small table."""
@@ -66,6 +73,7 @@ class Result:
         )
         if self.folder is not None:
             lines.append(f"model in {self.folder / 'best'}")
+        lines += self.warnings
         return "\n".join(lines)
 
 
@@ -81,6 +89,10 @@ def fit(
 ) -> Result:
     """Train an embedder by a recipe on a catalog.
 
+    A run that was killed goes on where it stood when it is called again with the same folder; on a CPU it
+    ends in the same bytes as if nothing had happened. A run that is finished is not run again: its result is
+    read from the folder.
+
     Args:
         recipe: all that decides the run.
         catalog: the images, with splits `train` and `test` (or `query` and `gallery`), or none at all.
@@ -91,7 +103,9 @@ def fit(
         progress: show progress.
 
     Raises:
-        ValueError: the recipe does not fit the data or the machine. Nothing has been written then.
+        ValueError: the recipe does not fit the data or the machine, or the folder holds another run; nothing
+            has been written then. Or a step came to NaN (`NotFinite`), and tells what reproduces it.
+        OSError: the disk is full; the last checkpoint is kept.
 
     >>> from firstpage.data import read
     >>> recipe = Recipe.of({
@@ -102,6 +116,9 @@ def fit(
     True
     """
     place = _device(device)
+    run = Run(folder)
+    if run.finished(recipe, catalog):
+        return _finished(run)
     torch.manual_seed(recipe.train.seed)
     model = Embedder(recipe.model).to(place)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -121,7 +138,7 @@ def fit(
         oversample=recipe.batch.oversample,
         seed=recipe.train.seed,
     )
-    criteria = _criteria(recipe, model, len(names), len(catalog)).to(place)
+    criteria = make_criteria(recipe, model, len(names), len(catalog)).to(place)
     measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
     labels, image_ids = labels.to(place), torch.from_numpy(roles.train).to(place)
     augment = _augment(recipe, model)
@@ -131,13 +148,54 @@ def fit(
     embed = torch.compile(model.raw) if recipe.train.compile else model.raw
     half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
 
-    run = Run(folder)
-    run.begin(recipe, catalog, str(place))
     steps = recipe.schedule.epochs * len(sampler)
     result = Result(model, {}, None, 0, folder=run.folder)
     best_weights: dict[str, Tensor] = {}
     clock = _Clock(place)
-    step = 0
+    watch, draws = health.Watch(), Draws(criteria, place)
+    step = stale = 0
+
+    parts: dict[str, Any] = {
+        "model": model,
+        "loss": criteria,
+        "optimiser": optimiser,
+        "sampler": sampler,
+        "watch": watch,
+        "draws": draws,
+    } | ({"average": average} if average is not None else {})
+    checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
+    saved = checkpoints.newest()
+    if saved is None:
+        run.begin(recipe, catalog, str(place))
+    else:
+        for name, part in parts.items():
+            part.load_state_dict(saved["parts"][name])
+        step, stale, best_weights = saved["step"], saved["stale"], saved["best_weights"]
+        result.best, result.epoch, result.history = saved["best"], saved["epoch"], saved["history"]
+        clock.seconds = saved["seconds"]
+        run.go_on(step, saved["log"])
+
+    def state() -> dict[str, Any]:
+        """All that a killed run needs to go on from here."""
+        return {
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+            "step": step,
+            "stale": stale,
+            "best": result.best,
+            "epoch": result.epoch,
+            "history": result.history,
+            "best_weights": best_weights,
+            "seconds": clock.spent(),
+            "log": run.logged(),
+        }
+
+    def inputs(rows: list[int], step: int) -> Tensor:
+        """The images of a step, as the network sees them."""
+        return augment(pixels.batch(roles.train[rows], place), seed=recipe.train.seed, step=step)
+
+    scene = Scene(recipe, catalog, model, criteria, roles.train, labels, inputs, half)
+    guard = Guard(draws, scene, run.folder)
+    guard.protect(optimiser)
 
     def judge(epoch: int) -> bool:
         """Measure the model; whether it is the best so far."""
@@ -153,39 +211,59 @@ def fit(
             (average or model).save(run.folder / "best")
         return True
 
-    with Display(steps, recipe.batch.size, progress) as display:
-        judge(0)
-        stale = 0
-        for epoch in range(1, recipe.schedule.epochs + 1):
+    with Display(steps, recipe.batch.size, progress) as display, checkpoints.explaining():
+        if saved is None:
+            judge(0)
+        else:
+            display.say(f"goes on after step {step} of {steps}")
+        for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
             model.train()
             for parameter in backbone:
                 parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
             for rows in sampler:
                 batch = sent(staged(rows, place), place)
-                images = augment(pixels.batch(roles.train[rows], place), seed=recipe.train.seed, step=step)
+                guard.begin(step, rows)
+                images = inputs(rows, step)
                 for group, base in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = base * rate(recipe.schedule, step, steps)
                 with torch.autocast(place.type, torch.bfloat16, enabled=half):
                     levels = embed(images)
+                guard.expect(*levels)
                 target, ids = labels[batch], image_ids[batch]
                 loss = sum(
                     part(level, target, image_ids=ids) for part, level in zip(measure, levels, strict=True)
                 )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
+                norm = gradient_norm(model, place)
                 if recipe.optimiser.clip:
-                    nn.utils.clip_grad_norm_(model.parameters(), recipe.optimiser.clip)
+                    nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optimiser.clip, norm)
+                guard.expect(loss, norm, gradient_norm(criteria, place), last=True)
                 optimiser.step()
                 if average is not None:
                     _follow(average, model, recipe.train.ema)
                 step += 1
                 clock.count(len(rows))
                 if step % LOG_EVERY == 0 or step == steps:
-                    value = loss.item()
-                    run.log(step=step, epoch=epoch, loss=value, lr=optimiser.param_groups[0]["lr"])
-                    display.advance(step, value, clock.pace())
+                    with draws.kept():  # to look must not change what comes
+                        found = health.measure(
+                            criteria[-1], Pairs.of(levels[-1].detach(), target, image_ids=ids)
+                        )
+                    figures = health.values(
+                        {"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found
+                    )
+                    guard.judge(figures.pop("verdict"))
+                    run.log(step=step, epoch=epoch, lr=optimiser.param_groups[0]["lr"], **figures)
+                    display.advance(step, figures["loss"], clock.pace())
+                    if warning := watch.see(step, figures):
+                        run.log(step=step, warning=warning)
+                        display.say(warning)
+                if checkpoints.due():
+                    guard.look()
+                    checkpoints.save(step, state())
             if epoch % recipe.train.evaluate_every == 0 or epoch == recipe.schedule.epochs:
                 clock.pause()
+                guard.look()
                 stale = 0 if judge(epoch) else stale + 1
                 clock.resume()
                 if recipe.train.patience and stale >= recipe.train.patience:
@@ -193,23 +271,48 @@ def fit(
         clock.pause()
 
     final = average or model
-    if run.folder is not None:
-        final.save(run.folder / "last")
-    final.load_state_dict(best_weights)
-    result.model = final.eval()
-    result.seconds, result.images_per_second = clock.seconds, clock.pace()
-    same = roles.test is roles.select
-    if roles.test is not None:
-        result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels)
-    run.end(
-        protocol=recipe.train.protocol,
-        best=result.best,
-        test=result.test,
-        epoch=result.epoch,
-        seconds=round(result.seconds, 2),
-        images_per_second=round(result.images_per_second, 1),
-    )
+    with checkpoints.explaining():
+        if run.folder is not None:
+            final.save(run.folder / "last")
+        final.load_state_dict(best_weights)
+        result.model = final.eval()
+        result.seconds, result.images_per_second = clock.seconds, clock.pace()
+        result.warnings = watch.warnings
+        same = roles.test is roles.select
+        if roles.test is not None:
+            result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels)
+        run.end(
+            protocol=recipe.train.protocol,
+            best=result.best,
+            test=result.test,
+            epoch=result.epoch,
+            seconds=round(result.seconds, 2),
+            images_per_second=round(result.images_per_second, 1),
+            warnings=result.warnings,
+        )
+    checkpoints.clear()
     return result
+
+
+def _finished(run: Run) -> Result:
+    """The result of a run that ended before."""
+    assert run.folder is not None
+    Checkpoints(run.folder, 0).clear()  # it may have been killed between its last word and this
+    came = run.result()
+    return Result(
+        Embedder.load(run.folder / "best"),
+        came["best"],
+        came["test"],
+        came["epoch"],
+        run.history(),
+        came["seconds"],
+        came["images_per_second"],
+        run.folder,
+        [
+            *came["warnings"],
+            f"the run in {run.folder} was finished before: give another folder to run it again",
+        ],
+    )
 
 
 def staged(rows: list[int], device: torch.device) -> Tensor:
@@ -229,24 +332,6 @@ def _device(name: str | None) -> torch.device:
             f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
         )
     return torch.device(name)
-
-
-def _criteria(recipe: Recipe, model: Embedder, classes: int, images: int) -> nn.ModuleList:
-    """The loss of each level, told the number of classes, images and dimensions where it asks for them."""
-    settings = dict(recipe.loss)
-    name = settings.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
-    if name == "proxy-nca":
-        settings = {"classes": classes, "dim": model.dim // len(model.heads)} | settings
-    for key, count in (("classes", classes), ("images", images)):
-        if settings.get(key) is True:
-            settings[key] = count
-        elif key in settings and settings[key] < count:
-            raise ValueError(
-                f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
-            )
-    return nn.ModuleList(losses.create(name, **settings) for _ in model.heads)
 
 
 def _augment(recipe: Recipe, model: Embedder) -> Augment:
@@ -294,6 +379,9 @@ class _Clock:
     def pace(self) -> float:
         spent = self._elapsed() - self._warm_seconds
         return self._images / spent if self._images and spent > 0 else 0.0
+
+    def spent(self) -> float:
+        return self._elapsed()
 
     def pause(self) -> None:
         self.seconds = self._elapsed()
