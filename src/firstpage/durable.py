@@ -31,8 +31,10 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)  # a failed write does not say of which file
         raise
     # The name is on the disk only when its folder is: a power cut must not bring the old file back.
     folder = os.open(target.parent, os.O_RDONLY)

@@ -1,6 +1,7 @@
 """Training: recipes, one readable loop, and the folder of a run."""
 
-from firstpage.training.loop import Result, fit
+from firstpage.training.loop import fit
 from firstpage.training.recipe import Recipe
+from firstpage.training.result import Result
 
 __all__ = ["Recipe", "Result", "fit"]

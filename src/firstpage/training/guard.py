@@ -2,9 +2,9 @@
 
 On a GPU it never waits. Each step leaves its verdict on the device: a flag that stays up, and a count of the
 steps before it went up. The optimiser is handed the flag as its `found_inf`, by which fused optimisers leave
-their update out (the way of `torch.amp.GradScaler`), so when the host looks, some steps later, the weights are
-still those that produced the first NaN. With the batch's rows and the generators' states of the steps since the
-last look, which are kept on the host, the step can be repeated exactly.
+their update out (the way of `torch.amp.GradScaler`), so when the host looks, some steps later, the weights
+are still those that produced the first NaN. The rows of the batches and the states of the generators since
+the last look are kept on the host: with them the step can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from firstpage.training.checkpoint import Draws, read_state, write_state
 from firstpage.training.criteria import make_criteria
 from firstpage.training.recipe import Recipe
 
-__all__ = ["Guard", "NotFinite", "Reproduction", "Scene", "gradient_norm", "reproduce"]
+__all__ = ["Guard", "NotFiniteError", "Reproduction", "Scene", "gradient_norm", "reproduce"]
 
 
-class NotFinite(ValueError):
+class NotFiniteError(ValueError):
     """A step whose embeddings, loss or gradient are not finite.
 
     Attributes:
@@ -38,7 +38,7 @@ class NotFinite(ValueError):
         image_ids: rows of the catalog in its batch.
         snapshot: what `reproduce` reads; None without a run folder.
 
-    >>> NotFinite("text", 3, [7, 8], None).step
+    >>> NotFiniteError("text", 3, [7, 8], None).step
     3
     """
 
@@ -168,7 +168,7 @@ class Guard:
             )
             again = f'python -c "{command}" shows it again'
         shown = ", ".join(map(str, ids[:4])) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
-        raise NotFinite(
+        raise NotFiniteError(
             f"step {step}: NaN or infinity on images {shown} ({', '.join(paths[:2])}, …): {again}; "
             "try a lower optimiser.lr, optimiser.clip=1.0 or train.precision='fp32'",
             step,
@@ -202,8 +202,9 @@ class Reproduction:
         where: the first place that is not finite: a layer, `loss` or `gradient of` a parameter; None if
             all is finite.
 
-    >>> Reproduction(3, ["a.png"], [7], math.nan, math.nan, "heads.0.1").text()
-    'step 3: loss nan, norm of the gradient nan; first not finite: heads.0.1\\n7 a.png'
+    >>> print(Reproduction(3, ["a.png"], [7], math.nan, math.nan, "heads.0.1").text())
+    step 3: loss nan, norm of the gradient nan; first not finite: heads.0.1
+    7 a.png
     """
 
     step: int

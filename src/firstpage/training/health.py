@@ -35,8 +35,8 @@ def measure(loss: Loss, pairs: Pairs) -> dict[str, Tensor]:
       Left out for losses that do not look at the similarity of pairs (Proxy-NCA, N-pair, spectral).
     - `idle_anchors`: the share of queries of weight zero: no pair of theirs is active, nor does the loss move
       their vector in another way. 1 is a batch from which nothing is learnt.
-    - `beta`, `beta_histogram`: the mean of the queries' learnt boundaries β, and how many lie in each twentieth
-      of 0…2; of a margin loss only.
+    - `beta`, `beta_histogram`: the mean of the queries' learnt boundaries β, and how many lie in each of 20
+      equal parts of 0…2; of a margin loss only.
 
     The gradient is that of the loss with respect to the similarity matrix, so any loss over `Pairs` is
     measured in the same way. It costs the loss once more, without the network.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +20,19 @@ from firstpage.models.embedder import Embedder, Pixels
 from firstpage.pairs import Pairs
 from firstpage.training import health
 from firstpage.training.checkpoint import Checkpoints, Draws
+from firstpage.training.clock import Clock
 from firstpage.training.criteria import make_criteria
 from firstpage.training.display import Display
 from firstpage.training.guard import Guard, Scene, gradient_norm
 from firstpage.training.optimiser import make_optimiser, rate
 from firstpage.training.recipe import Recipe
+from firstpage.training.result import Result
 from firstpage.training.run import Run
 from firstpage.training.splits import assign
 
-__all__ = ["Result", "fit"]
+__all__ = ["fit"]
 
 LOG_EVERY = 20  # steps between looks at the loss: each look waits for the device
-
-
-@dataclass
-class Result:
-    """What a run came to.
-
-    Attributes:
-        model: the embedder, with its best weights.
-        best: the figures of the selection test at its best evaluation.
-        test: the figures of the test that is reported (under `paper` the same).
-        epoch: the epoch of the best evaluation, counted from 1; 0 is the untrained model.
-        history: the figures of every evaluation, the untrained model's first.
-        seconds: time spent in training steps.
-        images_per_second: over all training steps but the first few.
-        folder: the run folder.
-        warnings: what was wrong with the run, in words.
-    """
-
-    model: Embedder
-    best: dict[str, float]
-    test: dict[str, float] | None
-    epoch: int
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    images_per_second: float = 0.0
-    folder: Path | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    def text(self) -> str:
-        """Before and after, as a small table."""
-        before, after = self.history[0], self.test or self.best
-        names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in after]
-        lines = [f"{'':10}" + "".join(f"{name:>7}" for name in names)]
-        for title, figures in (("untrained", before), ("trained", after)):
-            lines.append(f"{title:10}" + "".join(f"{figures[name]:7.1f}" for name in names))
-        lines.append(
-            f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s"
-        )
-        if self.folder is not None:
-            lines.append(f"model in {self.folder / 'best'}")
-        lines += self.warnings
-        return "\n".join(lines)
 
 
 def fit(
@@ -104,7 +62,7 @@ def fit(
 
     Raises:
         ValueError: the recipe does not fit the data or the machine, or the folder holds another run; nothing
-            has been written then. Or a step came to NaN (`NotFinite`), and tells what reproduces it.
+            has been written then. Or a step came to NaN (`NotFiniteError`), and tells what reproduces it.
         OSError: the disk is full; the last checkpoint is kept.
 
     >>> from firstpage.data import read
@@ -118,7 +76,7 @@ def fit(
     place = _device(device)
     run = Run(folder)
     if run.finished(recipe, catalog):
-        return _finished(run)
+        return Result.of(run)
     torch.manual_seed(recipe.train.seed)
     model = Embedder(recipe.model).to(place)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -151,7 +109,7 @@ def fit(
     steps = recipe.schedule.epochs * len(sampler)
     result = Result(model, {}, None, 0, folder=run.folder)
     best_weights: dict[str, Tensor] = {}
-    clock = _Clock(place)
+    clock = Clock(place)
     watch, draws = health.Watch(), Draws(criteria, place)
     step = stale = 0
 
@@ -246,9 +204,8 @@ def fit(
                 clock.count(len(rows))
                 if step % LOG_EVERY == 0 or step == steps:
                     with draws.kept():  # to look must not change what comes
-                        found = health.measure(
-                            criteria[-1], Pairs.of(levels[-1].detach(), target, image_ids=ids)
-                        )
+                        deepest = Pairs.of(levels[-1].detach(), target, image_ids=ids)
+                        found = health.measure(criteria[-1], deepest)  # type: ignore[arg-type]
                     figures = health.values(
                         {"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found
                     )
@@ -294,27 +251,6 @@ def fit(
     return result
 
 
-def _finished(run: Run) -> Result:
-    """The result of a run that ended before."""
-    assert run.folder is not None
-    Checkpoints(run.folder, 0).clear()  # it may have been killed between its last word and this
-    came = run.result()
-    return Result(
-        Embedder.load(run.folder / "best"),
-        came["best"],
-        came["test"],
-        came["epoch"],
-        run.history(),
-        came["seconds"],
-        came["images_per_second"],
-        run.folder,
-        [
-            *came["warnings"],
-            f"the run in {run.folder} was finished before: give another folder to run it again",
-        ],
-    )
-
-
 def staged(rows: list[int], device: torch.device) -> Tensor:
     """Rows in memory from which they can be sent to `device` without waiting for it.
 
@@ -356,42 +292,3 @@ def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
             mean.lerp_(value, 1 - decay)
         else:
             mean.copy_(value)
-
-
-class _Clock:
-    """Seconds spent in steps, and the pace without the first few, which warm up."""
-
-    WARM_UP = 10
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = self._warm_seconds = 0.0
-        self._steps = self._images = 0
-        self._since = time.perf_counter()
-
-    def count(self, images: int) -> None:
-        self._steps += 1
-        if self._steps == self.WARM_UP:
-            self._warm_seconds = self._elapsed()
-        if self._steps > self.WARM_UP:
-            self._images += images
-
-    def pace(self) -> float:
-        spent = self._elapsed() - self._warm_seconds
-        return self._images / spent if self._images and spent > 0 else 0.0
-
-    def spent(self) -> float:
-        return self._elapsed()
-
-    def pause(self) -> None:
-        self.seconds = self._elapsed()
-        self._since = float("nan")
-
-    def resume(self) -> None:
-        self._since = time.perf_counter()
-
-    def _elapsed(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        running = time.perf_counter() - self._since
-        return self.seconds + (running if running == running else 0.0)

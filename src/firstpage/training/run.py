@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class Run:
         ):
             return False
         about = json.loads((self.folder / "run.json").read_text())
-        other = _difference(Recipe.read(self.folder / "recipe.toml"), recipe)
+        written = Recipe.of(tomllib.loads(recipe.toml()))  # TOML has no None, so compare as written
+        other = _difference(Recipe.read(self.folder / "recipe.toml"), written)
         if about["data"]["fingerprint"] != fingerprint(catalog):
             other = f"on other data, {about['data']['name']!r}"
         if other:
