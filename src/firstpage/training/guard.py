@@ -102,8 +102,11 @@ class Guard:
         folder: the run's, for the snapshot.
         eager: look at once, where looking is free; by default on the CPU.
 
-    >>> Guard.__name__  # `fit` shows how it is used
-    'Guard'
+    >>> guard = Guard(Draws(nn.ModuleList(), torch.device("cpu")), scene=None)
+    >>> guard.begin(0, [3, 1])
+    >>> guard.expect(torch.ones(2), last=True)
+    >>> guard.verdict  # no bad step, one good
+    tensor([0., 1.], dtype=torch.float64)
     """
 
     def __init__(

@@ -75,7 +75,9 @@ def fit(
     """
     place = _device(device)
     run = Run(folder)
+    checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
     if run.finished(recipe, catalog):
+        checkpoints.clear()  # it may have been killed between its last word and this
         return Result.of(run)
     torch.manual_seed(recipe.train.seed)
     model = Embedder(recipe.model).to(place)
@@ -121,7 +123,6 @@ def fit(
         "watch": watch,
         "draws": draws,
     } | ({"average": average} if average is not None else {})
-    checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
     saved = checkpoints.newest()
     if saved is None:
         run.begin(recipe, catalog, str(place))
