@@ -132,7 +132,7 @@ def fit(
         step, stale, best_weights = saved["step"], saved["stale"], saved["best_weights"]
         result.best, result.epoch, result.history = saved["best"], saved["epoch"], saved["history"]
         clock.seconds = saved["seconds"]
-        run.go_on(step, saved["log"])
+        run.go_on(saved["log"])
 
     def state() -> dict[str, Any]:
         """All that a killed run needs to go on from here."""

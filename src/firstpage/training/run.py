@@ -87,22 +87,28 @@ class Run:
             },
         }
         durable.write(self.folder / "run.json", f"{json.dumps(about, indent=2)}\n".encode())
-        self._open(0, 0)
+        self._open(0)
 
-    def go_on(self, step: int, logged: int) -> None:
-        """Forget what was logged after the checkpoint of `step`, when the log had `logged` bytes."""
+    def go_on(self, logged: int) -> None:
+        """Forget what was logged after a checkpoint, when the log had `logged` bytes."""
         if self.folder is not None:
-            self._open(step + 1, logged)
+            self._open(logged)
 
-    def _open(self, step: int, logged: int) -> None:
+    def _open(self, logged: int) -> None:
         assert self.folder is not None
-        with (self.folder / "log.jsonl").open("ab") as file:
+        log = self.folder / "log.jsonl"
+        with log.open("ab") as file:
             file.truncate(min(logged, file.tell()))
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return
-        self.events = SummaryWriter(str(self.folder / "events"), purge_step=step)
+        # The log is the truth: a killed process takes along the events it had not written out.
+        for old in (self.folder / "events").glob("events.out.*"):
+            old.unlink()
+        self.events = SummaryWriter(str(self.folder / "events"))
+        for line in log.read_text().splitlines():
+            self._draw(**json.loads(line))
 
     def logged(self) -> int:
         """The size of the log, once all of it is on the disk."""
@@ -118,14 +124,16 @@ class Run:
             return
         with (self.folder / "log.jsonl").open("a") as file:
             file.write(json.dumps({"step": step} | figures) + "\n")
-        if self.events is not None:
-            for name, value in figures.items():
-                if isinstance(value, list):
-                    edges = np.linspace(0, 2, len(value) + 1)
-                    middles = np.repeat((edges[1:] + edges[:-1]) / 2, np.array(value, int))
-                    self.events.add_histogram(name, middles, step, bins=edges)
-                elif not isinstance(value, str):
-                    self.events.add_scalar(name, value, step)
+        self._draw(step, **figures)
+
+    def _draw(self, step: int, **figures: Any) -> None:  # noqa: ANN401
+        for name, value in figures.items() if self.events is not None else ():
+            if isinstance(value, list):
+                edges = np.linspace(0, 2, len(value) + 1)
+                middles = np.repeat((edges[1:] + edges[:-1]) / 2, np.array(value, int))
+                self.events.add_histogram(name, middles, step, bins=edges)
+            elif not isinstance(value, str):
+                self.events.add_scalar(name, value, step)
 
     def end(self, **figures: Any) -> None:  # noqa: ANN401
         """Add what came of it to `run.json`."""
