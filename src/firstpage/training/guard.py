@@ -262,7 +262,7 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
     loss = math.nan
     try:
         total = sum(part(level, labels, image_ids=ids) for part, level in zip(criteria, levels, strict=True))
-        loss = float(total)
+        loss = total.item()
         if not math.isfinite(loss):
             found.append("loss")
         total.backward()
