@@ -44,7 +44,8 @@ class Noise:
 
 RECIPES = {  # each has another kind of state to lose
     "margin": ["loss.name=margin", "loss.classes=true", "train.ema=0.8", "schedule.head_epochs=1"],
-    "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5", "train.patience=2"],
+    "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5"],
+    "patience": ["optimiser.lr=1e-12", "train.evaluate_every=1", "train.patience=2"],  # stops after step 8
 }
 
 
@@ -131,6 +132,8 @@ def unbroken(tmp_path_factory):
         ("margin", [("AdamW", 5), ("AdamW", 4), ("fsync", 5)]),
         # before the first checkpoint; between a checkpoint's being whole and having its name
         ("proxies", [("SGD", 2), ("replace", 6), ("SGD", 8)]),
+        # after an evaluation that was no better
+        ("patience", [("AdamW", 7)]),
     ],
 )
 def test_a_killed_run_ends_in_the_same_bytes(unbroken, tmp_path, name, deaths):
