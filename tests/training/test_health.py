@@ -1,5 +1,6 @@
 """Health: figures against naive loops, the guard against NaN, and a collapse said in words."""
 
+import functools
 import itertools
 import json
 import math
@@ -192,26 +193,23 @@ def _poisoned(monkeypatch):
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, eager, optimiser):
     """`eager=False` is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
-    losses_seen, original = [], guard.Guard.expect
+    losses_seen, original, make = [], guard.Guard.expect, loop.make_optimiser
 
     def expect(self, *values, last=False):
-        self.eager = eager
         if last:
             losses_seen.append(values[0].item())
         original(self, *values, last=last)
 
-    if not eager:
-        make = loop.make_optimiser
+    def fused(*arguments):
+        made, rates = make(*arguments)
+        for group in made.param_groups:
+            group.update(fused=True, foreach=False)
+        return made, rates
 
-        def fused(*arguments):
-            made, rates = make(*arguments)
-            for group in made.param_groups:
-                group.update(fused=True, foreach=False)
-            return made, rates
-
-        monkeypatch.setattr(loop, "make_optimiser", fused)
-        monkeypatch.setattr(guard.Guard, "protect", lambda self, made: setattr(made, "found_inf", self.bad))
     monkeypatch.setattr(guard.Guard, "expect", expect)
+    if not eager:
+        monkeypatch.setattr(loop, "make_optimiser", fused)
+        monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=False))
     with pytest.raises(guard.NotFiniteError) as caught:
         train(tmp_path, f"optimiser.name={optimiser}")
     assert caught.value.step == 5

@@ -15,6 +15,7 @@ from firstpage import durable
 from firstpage.data import Catalog
 from firstpage.training import Recipe, fit, loop
 from firstpage.training.checkpoint import Checkpoints
+from firstpage.training.health import Watch
 
 
 class Noise:
@@ -64,6 +65,7 @@ def recipe(*changes):
 def train(folder, *changes):
     torch.set_num_threads(1)
     loop.LOG_EVERY = 3
+    Watch.LIMIT, Watch.LOOKS = -1.0, 2  # every run says that it has collapsed, at step 6
     data = Noise()
     return fit(recipe(*changes), data.catalog(), folder, pixels=data, device="cpu", progress=False)
 
@@ -114,15 +116,15 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """Each kind of run, left alone."""
-    before, every = torch.get_num_threads(), loop.LOG_EVERY
+    before = torch.get_num_threads(), loop.LOG_EVERY, Watch.LIMIT, Watch.LOOKS
     folder = tmp_path_factory.mktemp("unbroken")
     found = {}
     for name, changes in RECIPES.items():
         result = train(folder / name, *changes)
         found[name] = (folder / name, result, contents(folder / name))
     yield found
-    torch.set_num_threads(before)
-    loop.LOG_EVERY = every
+    torch.set_num_threads(before[0])
+    loop.LOG_EVERY, Watch.LIMIT, Watch.LOOKS = before[1:]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,7 @@ def test_a_file_that_may_not_grow_stops_the_run_in_one_line(unbroken, tmp_path):
     assert contents(tmp_path) == unbroken["margin"][2]
 
 
+@pytest.mark.usefixtures("unbroken")
 def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert child(train_until, tmp_path, RECIPES["margin"], "AdamW", 12) == -signal.SIGKILL
