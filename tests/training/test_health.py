@@ -104,7 +104,7 @@ def test_the_histogram_of_beta_counts_every_query():
     with torch.no_grad():
         loss.beta_class.copy_(torch.tensor([-0.65, 0.05, 0.05, 3.0]))  # 3.0 is beyond the sphere
     figures = health.values(health.measure(loss, pairs_of()))
-    expected = [0.0] * 20
+    expected = [0] * 20
     expected[5], expected[12], expected[19] = 3, 6, 3  # 0.55, 1.25 twice, 4.2
     assert figures["beta_histogram"] == expected
     assert figures["beta"] == pytest.approx((0.55 + 2 * 1.25 + 4.2) / 4)
@@ -159,7 +159,9 @@ def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch)
 
 
 def test_weights_that_blow_up_stop_the_run(tmp_path):
-    with pytest.raises(guard.NotFiniteError, match=r"^step \d: NaN or infinity on images \d+, ") as caught:
+    with pytest.raises(
+        guard.NotFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
+    ) as caught:
         train(tmp_path, "optimiser.lr=1e30")
     error = caught.value
     assert "\n" not in str(error)
@@ -251,8 +253,6 @@ def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
 
 def test_only_looks_in_a_row_count():
     watch = health.Watch()
-    said = [
-        watch.see(step, {"collapse": 0.5 if step == 4 else 0.99, "spread": 0.01}) is not None
-        for step in range(20)
-    ]
-    assert [step for step, yes in enumerate(said) if yes] == [9]
+    said = [watch.see(n, {"collapse": 0.5 if n in (4, 12, 14) else 0.99, "spread": 0.01}) for n in range(20)]
+    assert [step for step, words in enumerate(said) if words] == [9, 12, 19]
+    assert said[12] == "step 12: no longer collapsed"

@@ -172,7 +172,7 @@ class Guard:
             again = f'python -c "{command}" shows it again'
         shown = ", ".join(map(str, ids[:4])) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
         raise NotFiniteError(
-            f"step {step}: NaN or infinity on images {shown} ({', '.join(paths[:2])}, …): {again}; "
+            f"after step {step}: NaN or infinity on images {shown} ({', '.join(paths[:2])}, …): {again}; "
             "try a lower optimiser.lr, optimiser.clip=1.0 or train.precision='fp32'",
             step,
             ids,
@@ -197,7 +197,7 @@ class Reproduction:
     """What came of a snapshot's step when it was repeated.
 
     Attributes:
-        step: the step.
+        step: how many went well before it.
         paths: of the batch's images.
         image_ids: their rows in the catalog.
         loss: of the step.
@@ -206,7 +206,7 @@ class Reproduction:
             all is finite.
 
     >>> print(Reproduction(3, ["a.png"], [7], math.nan, math.nan, "heads.0.1").text())
-    step 3: loss nan, norm of the gradient nan; first not finite: heads.0.1
+    after step 3: loss nan, norm of the gradient nan; first not finite: heads.0.1
     7 a.png
     """
 
@@ -220,7 +220,7 @@ class Reproduction:
     def text(self) -> str:
         """For a person: figures, place, and all images of the batch."""
         lines = [
-            f"step {self.step}: loss {self.loss:g}, norm of the gradient {self.gradient_norm:g}; "
+            f"after step {self.step}: loss {self.loss:g}, norm of the gradient {self.gradient_norm:g}; "
             f"first not finite: {self.where or 'nothing'}"
         ]
         lines += [f"{row} {path}" for row, path in zip(self.image_ids, self.paths, strict=True)]

@@ -89,21 +89,21 @@ def measure(loss: Loss, pairs: Pairs) -> dict[str, Tensor]:
 
 
 def values(figures: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Figures as numbers and lists of numbers; the host waits for the device once, not once a figure.
+    """Figures as numbers, counts as lists; the host waits for the device once, not once a figure.
 
     >>> values({"loss": torch.tensor(0.5), "beta_histogram": torch.tensor([1, 2])})
-    {'loss': 0.5, 'beta_histogram': [1.0, 2.0]}
+    {'loss': 0.5, 'beta_histogram': [1, 2]}
     """
     read = torch.cat([figure.detach().reshape(-1).double() for figure in figures.values()]).tolist()
     found: dict[str, Any] = {}
     for name, figure in figures.items():
         part, read = read[: figure.numel()], read[figure.numel() :]
-        found[name] = part if figure.ndim else part[0]
+        found[name] = [int(count) for count in part] if figure.ndim else part[0]
     return found
 
 
 class Watch:
-    """Says in words, once, that a run has collapsed.
+    """Says in words that a run has collapsed, and when it has got over it.
 
     It has when `collapse` was above 0.98 at five looks one after the other: any two images at a cosine of
     ±0.99. Networks that start from nothing may begin there, and leave it soon.
@@ -113,6 +113,8 @@ class Watch:
     [True, True, True, True]
     >>> watch.see(100, {"collapse": 0.999, "spread": 0.001})
     'step 100: collapsed: any two images are embedded alike (mean cosine 0.999): try a lower optimiser.lr, ...
+    >>> watch.see(120, {"collapse": 0.9, "spread": 0.06})
+    'step 120: no longer collapsed'
     """
 
     LIMIT, LOOKS = 0.98, 5
@@ -123,14 +125,18 @@ class Watch:
 
     def see(self, step: int, figures: Mapping[str, Any]) -> str | None:
         """The warning, if this look is the one that gives rise to it."""
-        self.in_a_row = self.in_a_row + 1 if figures["collapse"] > self.LIMIT else 0
-        if self.in_a_row != self.LOOKS or self.warnings:
+        before, collapsed = self.in_a_row, figures["collapse"] > self.LIMIT
+        self.in_a_row = before + 1 if collapsed else 0
+        if self.in_a_row == self.LOOKS:
+            self.warnings.append(
+                f"step {step}: collapsed: any two images are embedded alike (mean cosine "
+                f"{1 - figures['spread']:.3f}): try a lower optimiser.lr, semihard or distance-weighted in "
+                "place of hard negatives, or model.standardise=true; best/ holds the best model so far"
+            )
+        elif before >= self.LOOKS and not collapsed:
+            self.warnings.append(f"step {step}: no longer collapsed")
+        else:
             return None
-        self.warnings.append(
-            f"step {step}: collapsed: any two images are embedded alike (mean cosine "
-            f"{1 - figures['spread']:.3f}): try a lower optimiser.lr, semihard or distance-weighted in place "
-            "of hard negatives, or model.standardise=true; best/ holds the best model so far"
-        )
         return self.warnings[-1]
 
     def state_dict(self) -> dict[str, Any]:
