@@ -16,6 +16,8 @@ from firstpage.pairs import Pairs, unit
 from firstpage.training import Recipe, fit, guard, health, loop
 from firstpage.training.checkpoint import Draws
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 
 def pairs_of(seed=0, device="cpu"):
     generator = torch.Generator().manual_seed(seed)
@@ -99,6 +101,24 @@ def test_nothing_is_read_from_the_device(name):
     assert all(figure.device.type == "meta" for figure in figures.values())
 
 
+@needs_gpu
+def test_a_gpu_is_not_waited_for():
+    place, pairs = torch.device("cuda"), pairs_of(device="cuda")
+    loss, layer = create("margin").to(place), nn.Linear(6, 6).to(place)
+    layer(pairs.queries).sum().backward()
+    watched = guard.Guard(Draws(loss, place), None)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        watched.begin(0, [1])
+        watched.expect(pairs.queries)
+        watched.expect(guard.gradient_norm(layer, place), guard.gradient_norm(loss, place), last=True)
+        with watched.draws.kept():
+            health.measure(loss, pairs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert watched.verdict.tolist() == [0, 1]
+
+
 def test_the_histogram_of_beta_counts_every_query():
     loss = losses.Margin(classes=4)
     with torch.no_grad():
@@ -126,10 +146,10 @@ class Squares:
         return 48
 
     def batch(self, rows, device=None):
-        return self.pixels[torch.as_tensor(rows)]
+        return self.pixels[torch.as_tensor(rows)].to(device)
 
 
-def train(folder, *changes):
+def train(folder, *changes, device="cpu"):
     table = {
         "model": {"backbone": "small", "dim": 8, "stored": 32, "crop": 28},
         "loss": {"name": "margin", "classes": True},
@@ -141,7 +161,7 @@ def train(folder, *changes):
     }
     data = Squares()
     recipe = Recipe.of(table).changed(changes)
-    return fit(recipe, data.catalog, folder, pixels=data, device="cpu", progress=False)
+    return fit(recipe, data.catalog, folder, pixels=data, device=device, progress=False)
 
 
 def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch):
@@ -191,10 +211,10 @@ def _poisoned(monkeypatch):
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("way", ["eager", "deferred", pytest.param("gpu", marks=needs_gpu)])
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, eager, optimiser):
-    """`eager=False` is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
+def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, optimiser):
+    """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
     losses_seen, original, make = [], guard.Guard.expect, loop.make_optimiser
 
     def expect(self, *values, last=False):
@@ -209,16 +229,16 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
         return made, rates
 
     monkeypatch.setattr(guard.Guard, "expect", expect)
-    if not eager:
+    if way == "deferred":
         monkeypatch.setattr(loop, "make_optimiser", fused)
         monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=False))
     with pytest.raises(guard.NotFiniteError) as caught:
-        train(tmp_path, f"optimiser.name={optimiser}")
+        train(tmp_path, f"optimiser.name={optimiser}", device="cuda" if way == "gpu" else "cpu")
     assert caught.value.step == 5
-    assert len(losses_seen) == (6 if eager else 10)
-    found = guard.reproduce(caught.value.snapshot)
+    assert len(losses_seen) == (6 if way == "eager" else 10)
+    found = guard.reproduce(caught.value.snapshot, "cuda" if way == "gpu" else "cpu")
     # The poison is not in the snapshot, the step is: same images, weights and draws, so the same loss.
-    assert found.loss == losses_seen[5]
+    assert found.loss == pytest.approx(losses_seen[5], rel=1e-3 if way == "gpu" else 0, abs=0)
     assert math.isfinite(found.gradient_norm)
     assert found.where is None
 
