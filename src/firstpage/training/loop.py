@@ -153,7 +153,7 @@ def fit(
             (average or model).save(run.folder / "best")
         return True
 
-    with Display(steps, recipe.batch.size, progress) as display:
+    with Display(steps, progress) as display:
         judge(0)
         stale = 0
         for epoch in range(1, recipe.schedule.epochs + 1):
