@@ -203,6 +203,9 @@ def test_the_copy_of_a_query_is_a_result_and_the_query_is_not():
     found = evaluate(points, torch.tensor([0, 1, 0, 1]))
     assert found.first[:, 0].tolist() == [1, 0, 3, 2]
     assert found.precision[1] == 0
+    assert (
+        evaluate(points, torch.tensor([0, 1, 0, 1]), points, torch.tensor([0, 1, 0, 1])).row() == found.row()
+    )
 
 
 @pytest.mark.parametrize(("count", "queries"), [(65, 1), (2049, 3), (1100, 18)])
