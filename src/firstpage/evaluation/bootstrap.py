@@ -15,8 +15,8 @@ def bootstrap(
 ) -> tuple[float, float]:
     """The 95 % percentile interval of Σ values / Σ weights, whole entries drawn with replacement.
 
-    With one entry a query the queries are drawn; with one entry a class (the sum over its queries, weighted by
-    their number) the classes are, which is wider: queries of a class succeed and fail together.
+    With one entry a query the queries are drawn; with one entry a class (the sum over its queries, and their
+    number as weight) the classes are, which is wider: queries of a class succeed and fail together.
 
     Args:
         values: [N] sums.
