@@ -47,23 +47,27 @@ class _Order:
         from firstpage.figures.embedded import read_embedded
 
         if not self.sources:
-            raise ValueError(f"{self.name}: name at least one .npz file of firstpage embed")
+            raise ValueError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
-        stems = [Path(source).stem for source in self.sources]
-        alike = len(set(stems)) < len(stems)
-        titles = [str(Path(source).with_suffix("")) for source in self.sources] if alike else stems
+        titles = [Path(source).resolve().name.removesuffix(".npz") for source in self.sources]
+        if len({*titles}) < len(titles):
+            titles = [source.removesuffix(".npz") for source in self.sources]
         return {
             title: read_embedded(source, catalog) for title, source in zip(titles, self.sources, strict=True)
         }
 
     def parts(self, split: str) -> dict[str, Embedded]:
-        """The embeddings of the split asked for, or of the figure's own; all where no dataset is named."""
-        wanted = self.split or (None if self.data is None else split)
-        return {title: whole.part(wanted) for title, whole in self.embedded().items()}
+        """The embeddings of the split asked for, or of the figure's own; all where there are no splits."""
+        return {
+            title: whole.part(self.split or (split if whole.catalog and whole.catalog.splits else None))
+            for title, whole in self.embedded().items()
+        }
 
     def only(self, split: str) -> Embedded:
         if len(self.sources) != 1:
-            raise ValueError(f"{self.name}: draws one .npz file, {len(self.sources)} were named")
+            raise ValueError(
+                f"{self.name}: draws one .npz file or run folder, {len(self.sources)} were named"
+            )
         return next(iter(self.parts(split).values()))
 
     def nothing(self) -> None:
@@ -225,8 +229,9 @@ def draw(
 
     `training`, `training-triplets` and `group-size` take run folders. `sphere-density`, `gradient-variance`,
     `sampled-negatives` and `loss-shapes` are theory and take nothing. All others take .npz files of
-    `firstpage embed`; with `data` they show its test images (`class-similarity`: its train images), without
-    it all that are in the file. `retrieved-lists` and `train-similarity` cannot do without it.
+    `firstpage embed`, or run folders, whose models embed `data` first. With `data` they show its test images
+    (`class-similarity`: its train images), without it or its splits all that are in the file.
+    `retrieved-lists` and `train-similarity` cannot do without it.
 
     Args:
         name: one of `names()`.

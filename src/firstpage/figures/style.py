@@ -90,8 +90,16 @@ class Style:
             axes.set_title(title, fontsize=TEXT, color=self.ink)
 
     def legend(self, axes: Axes, **settings: Any) -> None:  # noqa: ANN401
-        """A legend without a frame, where there is room for it."""
-        axes.legend(fontsize=SMALL, labelcolor=self.ink, frameon=False, handlelength=2.6, **settings)
+        """A legend without a border, where there is most room for it; what it covers shines through."""
+        axes.legend(
+            fontsize=SMALL,
+            labelcolor=self.ink,
+            facecolor=self.paper,
+            edgecolor="none",
+            framealpha=0.8,
+            handlelength=2.6,
+            **settings,
+        )
 
 
 _LIGHT = Style(
