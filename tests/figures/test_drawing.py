@@ -97,6 +97,27 @@ def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp
     assert area == f"one (area {torch.trapezoid(expected.roc_curve[1], expected.roc_curve[0]):.3f})"
 
 
+def test_queries_search_their_gallery_where_the_dataset_has_one(tmp_path, monkeypatch):
+    from firstpage.figures import roc
+
+    lots = torch.Generator().manual_seed(4)
+    for number in range(24):
+        name = tmp_path / "set" / ("query" if number % 3 else "gallery") / f"{number // 6}" / f"{number}.png"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(name)
+    catalog = read(str(tmp_path / "set"))
+    vectors, labels = torch.randn(24, 4, generator=lots), torch.from_numpy(catalog.labels)
+    np.savez(
+        tmp_path / "x.npz", embeddings=vectors.numpy(), labels=labels.numpy(), paths=np.array(catalog.paths)
+    )
+    seen = {}
+    monkeypatch.setattr(roc, "plot_roc", lambda curves, look: seen.update(curves) or look.panels()[0])
+    figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
+    query, gallery = (torch.from_numpy(catalog.splits[name]) for name in ("query", "gallery"))
+    expected = evaluate(vectors[query], labels[query], vectors[gallery], labels[gallery])
+    assert seen["x"][1].equal(expected.roc_curve[1])
+
+
 def test_a_model_embeds_the_dataset_first(dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
     catalog, _ = dataset
@@ -185,6 +206,7 @@ def test_ink_and_curves_stand_out_from_the_paper(dark):
     assert min(contrast(colour) for colour in look.colours) >= 2.2
     curves = [look.curve(number) for number in range(6)]
     assert len({str(curve["linestyle"]) for curve in curves}) == 6  # told apart without colour, too
+    assert len({str(look.curve(number)) for number in range(36)}) == 36
 
 
 def test_figures_are_drawn_in_threads_and_leave_settings_alone():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
+    from firstpage.evaluation import Retrieval
     from firstpage.figures.embedded import Embedded
     from firstpage.figures.runs import RunLog
 
@@ -63,6 +64,23 @@ class _Order:
             for title, whole in self.embedded().items()
         }
 
+    def searched(self) -> dict[str, Retrieval]:
+        """Each embedding's search, by the dataset's protocol: queries in their gallery, or in one another."""
+        from firstpage.evaluation import evaluate
+
+        found = {}
+        for title, whole in self.embedded().items():
+            splits = whole.catalog.splits if whole.catalog else {}
+            if self.split is None and {"query", "gallery"} <= {*splits}:
+                queries, gallery = whole.part("query"), whole.part("gallery")
+                found[title] = evaluate(
+                    queries.embeddings, queries.labels, gallery.embeddings, gallery.labels
+                )
+            else:
+                part = whole.part(self.split or ("test" if splits else None))
+                found[title] = evaluate(part.embeddings, part.labels)
+        return found
+
     def only(self, split: str) -> Embedded:
         if len(self.sources) != 1:
             raise ValueError(
@@ -96,20 +114,16 @@ def _group_size(order: _Order) -> Figure:
 
 
 def _precision_recall(order: _Order) -> Figure:
-    from firstpage.evaluation import evaluate
     from firstpage.figures.precision_recall import plot_precision_recall
 
-    parts = order.parts("test")
-    curves = {name: evaluate(part.embeddings, part.labels).pr_curve for name, part in parts.items()}
+    curves = {name: found.pr_curve for name, found in order.searched().items()}
     return plot_precision_recall(curves, look=order.look)
 
 
 def _roc(order: _Order) -> Figure:
-    from firstpage.evaluation import evaluate
     from firstpage.figures.roc import plot_roc
 
-    parts = order.parts("test")
-    curves = {name: evaluate(part.embeddings, part.labels).roc_curve for name, part in parts.items()}
+    curves = {name: found.roc_curve for name, found in order.searched().items()}
     return plot_roc(curves, look=order.look)
 
 

@@ -56,9 +56,10 @@ class Style:
 
     def curve(self, number: int) -> dict[str, Any]:
         """Colour, line and width of the curve of that number, for `Axes.plot`."""
+        again, colour = divmod(number, len(self.colours))
         return {
-            "color": self.colours[number % len(self.colours)],
-            "linestyle": _LINES[number % len(_LINES)],
+            "color": self.colours[colour],
+            "linestyle": _LINES[(colour + again) % len(_LINES)],  # another line when colours come again
             "linewidth": 1.4,
         }
 
