@@ -43,7 +43,7 @@ class _Sizes:
 
 
 _CPU = _Sizes(step=2**22, chunk=2**20, search_above=32)
-_GPU = _Sizes(step=2**25, chunk=2**25, search_above=512)
+_GPU = _Sizes(step=2**25, chunk=2**25, search_above=24)
 
 
 def _sizes(tensor: Tensor) -> _Sizes:
