@@ -10,7 +10,8 @@ from PIL import Image
 from firstpage import cli
 from firstpage.data import Catalog
 from firstpage.models import Embedder
-from firstpage.training import Recipe, fit
+from firstpage.training import Recipe, fit, fit_folds
+from firstpage.training.folds import summary
 from firstpage.training.splits import Search, assign
 
 
@@ -172,6 +173,19 @@ def test_the_fair_protocol_selects_without_the_test_classes(run, stripes, monkey
     assert [bool(classes & tested) for classes in asked] == [False, False, False, True]
     assert asked[-1] == tested
     assert result.test != result.best
+
+
+def test_all_folds_train_one_after_the_other_and_are_averaged(run, stripes, tmp_path):
+    fair = recipe("train.protocol=fair", "train.folds=3", "schedule.epochs=1")
+    results = fit_folds(fair, stripes, tmp_path / "folds", cache=run[0] / "cache", progress=False)
+    assert [result.folder.name for result in results] == ["fold-0", "fold-1", "fold-2"]
+    assert len({tuple(result.best.items()) for result in results}) == 3  # each held other classes out
+    lines = summary(results).splitlines()
+    assert len(lines) == 6
+    tests = np.array([result.test["P@1"] for result in results])
+    half = 4.302653 * tests.std(ddof=1) / 3**0.5  # t with two degrees of freedom, from a table
+    assert float(lines[4].split()[1]) == pytest.approx(tests.mean(), abs=0.051)
+    assert float(lines[5].split()[1]) == pytest.approx(half, abs=0.051)
 
 
 def test_folds_hold_out_every_training_class_once(stripes):

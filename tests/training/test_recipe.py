@@ -19,8 +19,8 @@ def test_every_recipe_that_ships_is_sound(name):
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ({"optimizer": {}}, "optimizer: no such setting; did you mean optimiser?"),
-        ({"model": {"backbon": "x"}}, "model.backbon: no such setting; did you mean model.backbone?"),
+        ({"optimizer": {}}, "optimizer: no such setting; did you mean 'optimiser'?"),
+        ({"model": {"backbon": "x"}}, "model.backbon: no such setting; did you mean 'model.backbone'?"),
         ({"schedule": {"epochs": "many"}}, "schedule.epochs='many': must be a whole number"),
         ({"schedule": {"epochs": True}}, "schedule.epochs=True: must be a whole number"),
         ({"schedule": {"epochs": 0}}, "schedule.epochs=0"),
@@ -73,5 +73,5 @@ def test_a_broken_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"mine\.toml"):
         Recipe.read(path)
     path.write_text("[modle]\n")
-    with pytest.raises(ValueError, match=r"mine\.toml: modle: no such setting; did you mean model\?"):
+    with pytest.raises(ValueError, match=r"mine\.toml: modle: no such setting; did you mean 'model'\?"):
         Recipe.read(path)

@@ -168,9 +168,8 @@ def open_regular(path: StrPath) -> io.BufferedReader:
     except Unreadable:
         raise
     except FileNotFoundError as error:
-        raise Unreadable(
-            path, "dangling symbolic link" if os.path.islink(path) else "no such file"
-        ) from error
+        reason = "dangling symbolic link" if os.path.islink(path) else "no such file"
+        raise Unreadable(path, reason) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise Unreadable(path, _reason(error)) from error
 
@@ -189,13 +188,9 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
     image.load()
     format, orientation = image.format, _orientation(image)
     if box is not None:
-        across, down = (
-            image.width / width,
-            image.height / height,
-        )  # below 1 where the JPEG was decoded smaller
-        image = image.crop(
-            (math.floor(x0 * across), math.floor(y0 * down), math.ceil(x1 * across), math.ceil(y1 * down))
-        )
+        across, down = image.width / width, image.height / height  # 1, unless decoded smaller
+        corner = math.floor(x0 * across), math.floor(y0 * down)
+        image = image.crop((*corner, math.ceil(x1 * across), math.ceil(y1 * down)))
     image = _rgb(image, format)
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 

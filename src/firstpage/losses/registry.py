@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 
+from firstpage._spelling import meant
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
 from firstpage.losses.binomial_deviance import BinomialDeviance
@@ -79,16 +79,14 @@ def create(name: str, **overrides: object) -> Loss:
     ValueError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
     """
     if name not in _ROWS:
-        near = difflib.get_close_matches(str(name), _ROWS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"loss {name!r}: no such name; {hint}losses.names() lists all")
+        raise ValueError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
     build, settings = _ROWS[name]
     known = inspect.signature(build).parameters
     for key in overrides:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"loss {name!r}: no setting {key!r}; {hint}it takes {', '.join(known)}")
+            raise ValueError(
+                f"loss {name!r}: no setting {key!r}; {meant(key, known)}it takes {', '.join(known)}"
+            )
     given = settings | overrides
     missing = [key for key, value in known.items() if value.default is value.empty and key not in given]
     if missing:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from firstpage._spelling import meant
 from firstpage.training.recipe import Recipe
 
 __all__ = ["find", "names"]
@@ -36,8 +36,6 @@ def find(name: str | None) -> Recipe:
         return Recipe.read(_HERE / f"{name}.toml")
     if Path(name).is_file():
         return Recipe.read(name)
-    near = difflib.get_close_matches(name, names(), n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
     raise FileNotFoundError(
-        f"recipe {name!r}: no such file or name; {hint}the names are {', '.join(names())}"
+        f"recipe {name!r}: no such file or name; {meant(name, names())}the names are {', '.join(names())}"
     )

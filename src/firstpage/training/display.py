@@ -16,14 +16,13 @@ class Display:
 
     Args:
         steps: of the whole run.
-        batch: images a step.
         show: False prints nothing.
 
-    >>> with Display(10, 8, show=False) as display:
+    >>> with Display(10, show=False) as display:
     ...     display.advance(1, 0.5, 100.0)
     """
 
-    def __init__(self, steps: int, batch: int, show: bool) -> None:
+    def __init__(self, steps: int, show: bool) -> None:
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),

@@ -170,7 +170,7 @@ def fit(
             (average or model).save(run.folder / "best")
         return True
 
-    with Display(steps, recipe.batch.size, progress) as display, checkpoints.explaining():
+    with Display(steps, progress) as display, checkpoints.explaining():
         if saved is None:
             judge(0)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 import types
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from firstpage._spelling import meant
 from firstpage.models.settings import ModelSettings
 
 __all__ = [
@@ -254,18 +254,12 @@ class Recipe:
 
 def _build(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN401
     hints = typing.get_type_hints(kind)
-    known = {item.name for item in fields(kind)}
+    known = [item.name for item in fields(kind)]
     given = {}
     for key, value in table.items():
         where = f"{place}{key}"
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = (
-                f"did you mean {place}{near[0]}?"
-                if near
-                else f"it has {', '.join(f.name for f in fields(kind))}"
-            )
-            raise ValueError(f"{where}: no such setting; {hint}")
+            raise ValueError(f"{where}: no such setting; {meant(key, known, place)}it has {', '.join(known)}")
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ValueError(f"{where}={value!r}: is a table of settings, [{where}]")

@@ -11,11 +11,11 @@ torch.Size([1, 512, 2, 2])
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable
 
+from firstpage._spelling import meant
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from firstpage.models.backbones.batch_norm import freeze_batch_norm
 from firstpage.models.backbones.densenet import DenseNet
@@ -115,15 +115,13 @@ def create(
 def _find(name: str, options: dict[str, object]) -> tuple[Callable[..., Backbone], dict[str, object]]:
     """What builds `name`, once it is known to take `options`."""
     if name not in _NETWORKS:
-        near = difflib.get_close_matches(name, _NETWORKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"backbone {name!r}: no such name; {hint}backbones.names() lists all")
+        raise ValueError(
+            f"backbone {name!r}: no such name; {meant(name, _NETWORKS)}backbones.names() lists all"
+        )
     build, settings = _NETWORKS[name]
     known = [key for key in inspect.signature(build).parameters if key not in {*settings, "checkpointing"}]
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise ValueError(f"backbone {name!r}: no option {key!r}; {hint}{takes}")
+            raise ValueError(f"backbone {name!r}: no option {key!r}; {meant(key, known)}{takes}")
     return build, settings

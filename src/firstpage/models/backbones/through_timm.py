@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from firstpage._spelling import meant
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Renormalise
 
 __all__ = ["ThroughTimm", "create_through_timm"]
@@ -121,8 +121,7 @@ def create_through_timm(
         reason = "" if getattr(error, "name", None) == "timm" else f" ({_first_line(error)})"
         raise ImportError(f"backbone 'timm:{name}' needs timm{reason}: pip install firstpage[timm]") from None
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=1)
-        hint = f"did you mean 'timm:{near[0]}'? " if near else ""
+        hint = meant(name, timm.list_models(), "timm:")
         raise ValueError(f"backbone 'timm:{name}': no such name; {hint}timm.list_models() lists all")
     try:
         network = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)

@@ -1,0 +1,78 @@
+"""Every fold of the `fair` protocol, one after the other, and what they come to together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+from firstpage.data.catalog import Catalog
+from firstpage.training.loop import fit
+from firstpage.training.recipe import Recipe
+from firstpage.training.result import Result
+
+__all__ = ["fit_folds", "summary"]
+
+
+def fit_folds(
+    recipe: Recipe,
+    catalog: Catalog,
+    folder: str | os.PathLike[str] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> list[Result]:
+    """Train once for each fold of held-out classes; each model touches the test classes once, at its end.
+
+    Args:
+        recipe: with `train.protocol="fair"`; its `train.fold` is replaced.
+        catalog: the images.
+        folder: holds the run folders `fold-0`, `fold-1`, …; None keeps nothing.
+        options: those of `fit`.
+
+    Raises:
+        ValueError: the recipe's protocol has no folds.
+
+    >>> from pathlib import Path
+    >>> fit_folds(Recipe(), Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}))
+    Traceback (most recent call last):
+    ValueError: train.protocol='paper': it has no folds: use train.protocol='fair'
+    """
+    if recipe.train.protocol != "fair":
+        raise ValueError(
+            f"train.protocol={recipe.train.protocol!r}: it has no folds: use train.protocol='fair'"
+        )
+    return [
+        fit(
+            replace(recipe, train=replace(recipe.train, fold=fold)),
+            catalog,
+            None if folder is None else Path(folder, f"fold-{fold}"),
+            **options,
+        )
+        for fold in range(recipe.train.folds)
+    ]
+
+
+def summary(results: Sequence[Result]) -> str:
+    """A line a fold, then the mean with its 95 % interval (Student's t over the folds).
+
+    >>> made = [Result(None, {"P@1": 50.0}, {"P@1": figure}, 1) for figure in (60.0, 62.0)]
+    >>> print(summary(made))
+                 P@1
+    fold 0      60.0
+    fold 1      62.0
+    mean        61.0
+    ±           12.7
+    """
+    tests = [result.test or result.best for result in results]
+    names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in tests[0]]
+    table = np.array([[test[name] for name in names] for test in tests])  # [folds, figures]
+    count = len(table)
+    half = stdtrit(max(count - 1, 1), 0.975) * table.std(axis=0, ddof=min(1, count - 1)) / count**0.5
+    rows = [(f"fold {fold}", line) for fold, line in enumerate(table)]
+    rows += [("mean", table.mean(axis=0)), ("±", half)]
+    head = f"{'':10}" + "".join(f"{name:>7}" for name in names)
+    return "\n".join([head] + [f"{title:10}" + "".join(f"{x:7.1f}" for x in line) for title, line in rows])
