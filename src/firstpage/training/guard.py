@@ -136,11 +136,11 @@ class Guard:
 
     def expect(self, *values: Tensor, last: bool = False) -> None:
         """These must be finite. `last` ends the step: it has gone well if all was, until here."""
-        sums = torch.stack([value.detach().float().sum() for value in values])
-        self.bad.copy_(torch.maximum(self.bad, 1 - sums.isfinite().all().float()))
+        total = torch.stack([value.detach().sum(dtype=torch.float32) for value in values]).sum()
+        self.bad.masked_fill_(~total.isfinite(), 1.0)  # NaN and infinity outlast a sum
         if last:
             self.good += self.bad == 0
-        if self.eager:
+        if self.eager and self.bad.item():
             self.look()
 
     def protect(self, optimiser: torch.optim.Optimizer) -> None:
