@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ class Squares:
         labels = np.arange(48) // 6
         splits = {"train": np.flatnonzero(labels % 2), "test": np.flatnonzero(labels % 2 == 0)}
         names = [f"{row}.png" for row in range(48)]
-        self.catalog = Catalog("squares", loop.Path(), names, labels, list("abcdefgh"), splits)
+        self.catalog = Catalog("squares", Path(), names, labels, list("abcdefgh"), splits)
 
     def __len__(self):
         return 48

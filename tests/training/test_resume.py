@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ class Noise:
         labels = np.arange(96) // 8
         splits = {"train": np.flatnonzero(labels < 8), "test": np.flatnonzero(labels >= 8)}
         return Catalog(
-            "noise", durable.Path(), [f"{row}.png" for row in range(96)], labels, list("abcdefghijkl"), splits
+            "noise", Path(), [f"{row}.png" for row in range(96)], labels, list("abcdefghijkl"), splits
         )
 
 
