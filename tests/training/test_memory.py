@@ -8,7 +8,7 @@ import batches
 import oracles
 import steps
 from firstpage import losses
-from firstpage.pairs import Pairs
+from firstpage.pairs import Pairs, unit
 from firstpage.training.memory import Memory, check_memory
 
 SIZE = 9
@@ -75,7 +75,7 @@ def test_every_loss_against_its_oracle(name):
 def test_every_loss_reads_it(name):
     """All of the registry, those that draw lots too: it changes what they say, and they stay finite."""
     memory, _ = filled()
-    embeddings, labels, ids = rows(7, 12)
+    embeddings, labels, ids = rows(7, 40)
     loss = steps.LOSSES[name]().double()
     if isinstance(loss, losses.ProxyNCA):
         with pytest.raises(
@@ -90,7 +90,7 @@ def test_every_loss_reads_it(name):
     assert embeddings.grad.isfinite().all()
     for slot, label in enumerate(memory.labels.tolist()):  # the centre of its class: better than any image
         same = labels == label
-        memory.embeddings[slot] = embeddings[same].detach().mean(dim=0) if same.any() else slot
+        memory.embeddings[slot] = unit(embeddings[same].detach()).mean(dim=0) if same.any() else slot
     other = loss(embeddings, labels, **memory.candidates(embeddings, labels, ids))
     assert not torch.isclose(value, other)
 
