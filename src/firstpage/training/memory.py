@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from firstpage.losses import ProxyNCA
+from firstpage.losses import Combined, NPair, ProxyNCA
 from firstpage.losses.base import Loss
 
 __all__ = ["Memory", "check_memory"]
@@ -125,6 +125,8 @@ class Memory(nn.Module):
 def check_memory(loss: Loss, size: int, images: int) -> None:
     """Complain of a memory that the loss would not look at, or that would hold images twice.
 
+    Proxy-NCA compares with its proxies. N-pair takes one pair a class, and finds it in the batch.
+
     Args:
         loss: the loss that is to use it.
         size: embeddings in the memory.
@@ -132,11 +134,12 @@ def check_memory(loss: Loss, size: int, images: int) -> None:
 
     >>> check_memory(ProxyNCA(classes=3, dim=4), 1024, 60_000)
     Traceback (most recent call last):
-    ValueError: memory.size=1024: ProxyNCA compares with its proxies alone: leave the memory out, or take ...
+    ValueError: memory.size=1024: ProxyNCA does not look at it: leave the memory out, or take another loss
     """
-    if isinstance(loss, ProxyNCA):
+    parts = list(loss.parts) if isinstance(loss, Combined) else [loss]
+    if all(isinstance(part, NPair | ProxyNCA) for part in parts):
         raise ValueError(
-            f"memory.size={size}: ProxyNCA compares with its proxies alone: "
+            f"memory.size={size}: {type(parts[0]).__name__} does not look at it: "
             "leave the memory out, or take another loss"
         )
     if size > images:
