@@ -162,7 +162,7 @@ def test_half_precision_embeddings():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match=r"Memory\(size=0, dim=2, start=0\): need size and dim of 1 or more"):
+    with pytest.raises(ValueError, match=r"Memory\(size=0, dim=2, start=0\): size and dim must be positive"):
         Memory(0, 2)
     with pytest.raises(
         ValueError, match=r"memory\.size=50: there are 40 training images, so it would hold some"

@@ -56,7 +56,7 @@ class Memory(nn.Module):
         super().__init__()
         if size < 1 or dim < 1 or start < 0:
             raise ValueError(
-                f"Memory(size={size}, dim={dim}, start={start}): need size and dim of 1 or more, start of 0 or more"
+                f"Memory(size={size}, dim={dim}, start={start}): size and dim must be positive, start 0 or more"
             )
         self.size, self.start = size, start
         self.images = self.batches = 0  # pushed so far; on the host, so that asking costs nothing
