@@ -55,9 +55,8 @@ class Memory(nn.Module):
     def __init__(self, size: int, dim: int, start: int = 0) -> None:
         super().__init__()
         if size < 1 or dim < 1 or start < 0:
-            raise ValueError(
-                f"Memory(size={size}, dim={dim}, start={start}): size and dim must be positive, start 0 or more"
-            )
+            given = f"Memory(size={size}, dim={dim}, start={start})"
+            raise ValueError(f"{given}: size and dim must be positive, start not negative")
         self.size, self.start = size, start
         self.images = self.batches = 0  # pushed so far; on the host, so that asking costs nothing
         self.register_buffer("embeddings", torch.zeros(size, dim))
