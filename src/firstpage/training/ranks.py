@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ STEP = timedelta(seconds=45)
 # Work that one rank does for all (building a store) takes what it takes. A host group notices a closed
 # connection at once, so a long wait hides no death.
 HOST = timedelta(days=1)
+GRACE = 3.0  # seconds by which the others of a rank that died let it speak first
 BUCKET = 2**25  # bytes of gradient summed in one go
 
 T = TypeVar("T")
@@ -97,7 +99,8 @@ class Ranks:
         padded = mine.new_zeros(max(sizes), *mine.shape[1:])
         padded[: len(mine)] = mine.detach()
         blocks = mine.new_empty(self.world, *padded.shape)
-        dist.all_gather_into_tensor(blocks.flatten(0, 1), padded)
+        with _together():
+            dist.all_gather(list(blocks), padded)
         parts = [block[:size] for block, size in zip(blocks, sizes, strict=True)]
         parts[self.rank] = mine
         return torch.cat(parts)
@@ -118,15 +121,16 @@ class Ranks:
         for parameter in loss:
             if parameter.grad is not None:
                 gradients.append(parameter.grad.div_(self.world))
-        sums = []
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            sums.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        for bucket, flat, done in sums:
-            done.wait()
-            parts = flat.split_with_sizes([gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+        with _together():
+            sums = []
+            for bucket in _buckets(gradients):
+                flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+                sums.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+            for bucket, flat, done in sums:
+                done.wait()
+                parts = flat.split_with_sizes([gradient.numel() for gradient in bucket])
+                for gradient, part in zip(bucket, parts, strict=True):
+                    gradient.copy_(part.view_as(gradient))
 
     def agree(self, tensors: Iterable[Tensor]) -> None:
         """Give all ranks the values of the first: weights at the start, running statistics at an evaluation.
@@ -134,8 +138,9 @@ class Ranks:
         >>> Ranks().agree(nn.BatchNorm1d(2).buffers())
         """
         if self.world > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+            with _together():
+                for tensor in tensors:
+                    dist.broadcast(tensor.detach(), src=0)
 
     def told(self, value: T) -> T:
         """The first rank's `value`, on all: figures by which all must decide alike.
@@ -146,7 +151,8 @@ class Ranks:
         if self.world == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.host, device=torch.device("cpu"))
+        with _together():
+            dist.broadcast_object_list(box, src=0, group=self.host, device=torch.device("cpu"))
         return box[0]
 
     def wait(self) -> None:
@@ -155,7 +161,8 @@ class Ranks:
         >>> Ranks().wait()
         """
         if self.world > 1:
-            dist.barrier(self.host)
+            with _together():
+                dist.barrier(self.host)
 
     def embed(self, model: Embedder, pixels: Pixels, rows: np.ndarray) -> Tensor:
         """[rows, dim] on every rank: the unit vectors of stored images, each rank having embedded its share.
@@ -247,6 +254,17 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
         filled += gradient.nbytes
     if bucket:
         yield bucket
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What all ranks do at once. If it fails, another one failed first, and its error is the one to read."""
+    try:
+        yield
+    except RuntimeError as error:
+        time.sleep(GRACE)  # torchrun ends this process meanwhile, without a word of its own
+        reason = str(error).split("\n")[0]
+        raise RuntimeError(f"another rank is gone: its own error says why ({reason})") from error
 
 
 @contextmanager
