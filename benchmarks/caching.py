@@ -1,6 +1,6 @@
 """Gradient caching: memory and time of a huge batch in chunks, beside a plain step of one chunk's size.
 
-    python benchmarks/caching.py                        # ResNet-50: 4,096 images in chunks of 128, and 128 alone
+    python benchmarks/caching.py                    # ResNet-50: 4,096 images in chunks of 128, and 128 alone
     python benchmarks/caching.py --compile --loss topk npair-angular
 
 Images are cropped, flipped and normalised by the chunk from stored pixels, as in training. Memory is the most

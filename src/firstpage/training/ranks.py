@@ -13,6 +13,7 @@ a millisecond for a ResNet-50 within a machine.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,6 +89,9 @@ class Ranks:
         Args:
             mine: [share, D] this rank's rows.
             rows: of the global batch; shares may be of unequal length, or empty.
+
+        >>> Ranks().gather(torch.eye(3), 3).shape
+        torch.Size([3, 3])
         """
         sizes = [len(range(*Ranks(rank, self.world).share(rows).indices(rows))) for rank in range(self.world)]
         if len(mine) != sizes[self.rank]:
@@ -114,6 +119,8 @@ class Ranks:
         Args:
             model: parameters of the network.
             loss: parameters of the losses.
+
+        >>> Ranks().add_gradients(nn.Linear(2, 2).parameters(), [])
         """
         if self.world == 1:
             return
@@ -171,6 +178,11 @@ class Ranks:
             model: the embedder, equal on all ranks.
             pixels: the images.
             rows: which of them, and in which order.
+
+        >>> from PIL import Image
+        >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+        >>> Ranks().embed(model, [Image.new("RGB", (9, 9))], np.arange(1)).shape
+        torch.Size([1, 4])
         """
         mine = model.embed(pixels, rows=rows[self.share(len(rows))], progress=False)
         return self.gather(mine.to(model.device), len(rows))
@@ -178,10 +190,11 @@ class Ranks:
 
 @contextmanager
 def started(device: torch.device | None = None) -> Iterator[Ranks]:
-    """The ranks of a job that `torchrun` started, and their end; without it, a process that is alone.
+    """The ranks of a job that `torchrun` started; without it, a process that is alone.
 
     On GPUs each process takes the one of its local rank and makes it the current device. An error on a rank
-    is printed with the rank's number and handed to torchrun, which ends the others.
+    is printed with the rank's number and handed to torchrun, which ends the others. The ranks stay connected
+    until the process ends, so one job may train many models.
 
     Args:
         device: where the ranks compute; GPUs where there are any if left out.
@@ -197,24 +210,29 @@ def started(device: torch.device | None = None) -> Iterator[Ranks]:
     if world == 1:
         yield Ranks()
         return
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
-    with _own_error(rank, world):
-        if on_gpu:
-            if local >= torch.cuda.device_count():
-                raise ValueError(
-                    f"LOCAL_RANK={local}: this machine has {torch.cuda.device_count()} GPUs: "
-                    f"torchrun --nproc_per_node {torch.cuda.device_count()}, or device='cpu'"
-                )
-            torch.cuda.set_device(local)
+    with _own_error(int(os.environ["RANK"]), world):
+        yield _joined(on_gpu)
+
+
+@cache
+def _joined(on_gpu: bool) -> Ranks:
+    if on_gpu:
+        local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= there:
+            raise ValueError(
+                f"LOCAL_RANK={local}: this machine has {there} GPUs: "
+                f"torchrun --nproc_per_node {there}, or device='cpu'"
+            )
+        torch.cuda.set_device(local)
+    if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             timeout=STEP,
-            device_id=torch.device("cuda", local) if on_gpu else None,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
-        yield Ranks(rank, world, dist.new_group(backend="gloo", timeout=HOST))
-        # Only after a good end: with a rank gone, this would wait for it.
-        dist.destroy_process_group()
+        atexit.register(dist.destroy_process_group)
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=HOST))
 
 
 def sync_batch_norm(model: nn.Module) -> None:
@@ -277,6 +295,7 @@ def _own_error(rank: int, world: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        atexit.unregister(dist.destroy_process_group)  # with a rank gone, it would wait
         print(f"rank {rank} of {world}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         handler.record_exception(error)
         raise
