@@ -29,6 +29,7 @@ FEW_FOR = ("topk", "contrastive", "proxy-nca", "margin-all-betas", "npair")
 def step(ranks, name, rows, chunk):
     """One step of a rank: loss and gradients."""
     network, criteria = steps.made(name)
+    torch.rand(ranks.rank + 1)  # as dropout would: ranks have drawn unequally, their losses must not
     images, labels, ids = steps.batch(rows)
     mine = images[ranks.share(rows)]
 
@@ -101,7 +102,6 @@ def work(rank, world, port, folder):
     found = {}
     with started(steps.CPU) as ranks:
         for name in steps.LOSSES:
-            torch.rand(rank + 1)  # ranks have drawn unequally before: their losses must not
             for rows in ROWS:
                 found[name, rows] = step(ranks, name, rows, 0)
             found[name, "chunks"] = step(ranks, name, ROWS[1], 2)
