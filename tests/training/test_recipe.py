@@ -32,6 +32,7 @@ def test_every_recipe_that_ships_is_sound(name):
         ({"train": {"fold": 7}}, "train.fold=7"),
         ({"train": {"ema": 1.0}}, "train.ema=1.0"),
         ({"train": {"evaluate_every": 0}}, "train.evaluate_every=0"),
+        ({"train": {"checkpoint_every": -1}}, "train.checkpoint_every=-1"),
         ({"model": 3}, "model=3: is a table"),
         ({"model": {"head": "round"}}, "model.head='round'"),
     ],

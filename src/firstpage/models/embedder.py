@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from firstpage import durable
 from firstpage.data.augment import Augment
 from firstpage.data.decode import open_regular
 from firstpage.data.framing import Framing
@@ -217,10 +218,8 @@ class Embedder(nn.Module):
         settings = asdict(replace(self.settings, weights=None))
         about = {"firstpage": VERSION, "model": settings}
         weights = {name: value.contiguous().cpu() for name, value in self.state_dict().items()}
-        save_file(weights, target / "model.safetensors.part")
-        (target / "config.json.part").write_text(json.dumps(about, indent=2) + "\n")
-        for name in ("model.safetensors", "config.json"):
-            os.replace(target / f"{name}.part", target / name)
+        durable.write(target / "model.safetensors", save(weights))
+        durable.write(target / "config.json", f"{json.dumps(about, indent=2)}\n".encode())
         return target
 
     @classmethod

@@ -1,7 +1,8 @@
 """Training: recipes, one readable loop, and the folder of a run."""
 
 from firstpage.training.folds import fit_folds
-from firstpage.training.loop import Result, fit
+from firstpage.training.loop import fit
 from firstpage.training.recipe import Recipe
+from firstpage.training.result import Result
 
 __all__ = ["Recipe", "Result", "fit", "fit_folds"]

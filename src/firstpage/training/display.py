@@ -60,6 +60,11 @@ class Display:
             self._bar.console.print(f"{when:>9}  " + "  ".join(f"{n} {figures[n]:5.1f}" for n in names))
         self._show()
 
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if not self._bar.disable:
+            self._bar.console.print(text, highlight=False, markup=False)
+
     def _show(self, completed: int | None = None) -> None:
         figures = "  ".join(part for part in (self._loss, self._first, self._pace) if part)
         self._bar.update(self._task, completed=completed, figures=figures)

@@ -12,8 +12,9 @@ import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from firstpage.data.catalog import Catalog
-from firstpage.training.loop import Result, fit
+from firstpage.training.loop import fit
 from firstpage.training.recipe import Recipe
+from firstpage.training.result import Result
 
 __all__ = ["fit_folds", "summary"]
 

@@ -4,69 +4,37 @@ from __future__ import annotations
 
 import copy
 import os
-import time
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from firstpage import losses
 from firstpage.data.augment import Augment
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.sampler import GroupSampler
 from firstpage.data.store import PixelStore, sent, staging
 from firstpage.models.embedder import Embedder, Pixels
+from firstpage.pairs import Pairs
+from firstpage.training import health
+from firstpage.training.caching import Levels, backward
+from firstpage.training.checkpoint import Checkpoints
+from firstpage.training.clock import Clock
+from firstpage.training.criteria import total
 from firstpage.training.display import Display
+from firstpage.training.draws import draws
+from firstpage.training.guard import Guard, Scene, gradient_norm
 from firstpage.training.optimiser import make_optimiser, rate
+from firstpage.training.plan import make_plan
+from firstpage.training.ranks import Ranks, started, sync_batch_norm
 from firstpage.training.recipe import Recipe
+from firstpage.training.result import Result
 from firstpage.training.run import Run
-from firstpage.training.splits import assign
 
-__all__ = ["Result", "fit"]
+__all__ = ["fit"]
 
 LOG_EVERY = 20  # steps between looks at the loss: each look waits for the device
-
-
-@dataclass
-class Result:
-    """What a run came to.
-
-    Attributes:
-        model: the embedder, with its best weights.
-        best: the figures of the selection test at its best evaluation.
-        test: the figures of the test that is reported (under `paper` the same).
-        epoch: the epoch of the best evaluation, counted from 1; 0 is the untrained model.
-        history: the figures of every evaluation, the untrained model's first.
-        seconds: time spent in training steps.
-        images_per_second: over all training steps but the first few.
-        folder: the run folder.
-    """
-
-    model: Embedder
-    best: dict[str, float]
-    test: dict[str, float] | None
-    epoch: int
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    images_per_second: float = 0.0
-    folder: Path | None = None
-
-    def text(self) -> str:
-        """Before and after, as a small table."""
-        before, after = self.history[0], self.test or self.best
-        names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in after]
-        lines = [f"{'':10}" + "".join(f"{name:>7}" for name in names)]
-        for title, figures in (("untrained", before), ("trained", after)):
-            lines.append(f"{title:10}" + "".join(f"{figures[name]:7.1f}" for name in names))
-        lines.append(
-            f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s"
-        )
-        if self.folder is not None:
-            lines.append(f"model in {self.folder / 'best'}")
-        return "\n".join(lines)
 
 
 def fit(
@@ -79,7 +47,11 @@ def fit(
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Result:
-    """Train an embedder by a recipe on a catalog.
+    """Train an embedder by a recipe on a catalog. Under `torchrun`, with all ranks of the job.
+
+    A run that was killed goes on where it stood when it is called again with the same folder; on a CPU it
+    ends in the same bytes as if nothing had happened. A run that is finished is not run again: its result is
+    read from the folder.
 
     Args:
         recipe: all that decides the run.
@@ -91,7 +63,9 @@ def fit(
         progress: show progress.
 
     Raises:
-        ValueError: the recipe does not fit the data or the machine. Nothing has been written then.
+        ValueError: the recipe does not fit the data or the machine, or the folder holds another run; nothing
+            has been written then. Or a step came to NaN (`NotFiniteError`), and tells what reproduces it.
+        OSError: the disk is full; the last checkpoint is kept.
 
     >>> from firstpage.data import read
     >>> recipe = Recipe.of({
@@ -102,46 +76,118 @@ def fit(
     True
     """
     place = _device(device)
-    torch.manual_seed(recipe.train.seed)
+    with started(place) as ranks:
+        return _fit(recipe, catalog, folder, place, pixels, cache, progress and ranks.first, ranks)
+
+
+def _fit(
+    recipe: Recipe,
+    catalog: Catalog,
+    folder: str | os.PathLike[str] | None,
+    place: torch.device,
+    pixels: Pixels | None,
+    cache: str | os.PathLike[str] | None,
+    progress: bool,
+    ranks: Ranks,
+) -> Result:
+    """What `fit` does on each rank. Only the first one writes and prints."""
+    seed = recipe.train.seed
+    run = Run(folder if ranks.first else None)
+    checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
+    if ranks.told(run.finished(recipe, catalog)):
+        checkpoints.clear()  # it may have been killed between its last word and this
+        return ranks.told(Result.of(run) if ranks.first else None)  # type: ignore[return-value]
+    torch.manual_seed(seed)
     model = Embedder(recipe.model).to(place)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if recipe.train.sync_batch_norm:
+        sync_batch_norm(model)
     if pixels is None:
+        make_plan(recipe, catalog, None, model, ranks.world)  # what is wrong is said before an hour of decoding
         stores = Path(cache) if cache is not None else cache_folder() / "pixels"
         pixels = PixelStore.build(
             catalog, stores, size=recipe.model.stored, resize=recipe.model.resize, progress=progress
         ).to(place)
-    roles = assign(catalog, pixels.ok, recipe.train)
-    # Classes are numbered anew among the training images: proxies and β have no gaps then.
-    names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
-    labels = torch.from_numpy(codes)
-    sampler = GroupSampler(
-        codes,
-        recipe.batch.size,
-        recipe.batch.images_per_class,
-        oversample=recipe.batch.oversample,
-        seed=recipe.train.seed,
-    )
-    criteria = _criteria(recipe, model, len(names), len(catalog)).to(place)
+    ranks.wait()  # however long the others take to decode theirs
+    roles, labels, sampler, criteria, memories = make_plan(recipe, catalog, pixels.ok, model, ranks.world)
+    ranks.agree([*model.state_dict().values(), *criteria.state_dict().values()])
     measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
-    labels, image_ids = labels.to(place), torch.from_numpy(roles.train).to(place)
+    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
+    half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
+    image_ids = torch.from_numpy(roles.train).to(place)
     augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
     backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     average = copy.deepcopy(model) if recipe.train.ema else None
-    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
-    half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
 
-    run = Run(folder)
-    run.begin(recipe, catalog, str(place))
     steps = recipe.schedule.epochs * len(sampler)
+    interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(sampler)
     result = Result(model, {}, None, 0, folder=run.folder)
     best_weights: dict[str, Tensor] = {}
-    clock = _Clock(place)
-    step = 0
+    clock, watch = Clock(place), health.Watch()
+    step = stale = 0
+
+    parts: dict[str, Any] = {
+        "model": model,
+        "loss": criteria,
+        "optimiser": optimiser,
+        "sampler": sampler,
+        "memories": memories,
+        "watch": watch,
+    } | ({"average": average} if average is not None else {})
+    saved = ranks.told(checkpoints.newest())
+    if saved is None:
+        run.begin(recipe, catalog, str(place))
+    else:
+        for name, part in parts.items():
+            part.load_state_dict(saved["parts"][name])
+        step, stale, best_weights = saved["step"], saved["stale"], saved["best_weights"]
+        result.best, result.epoch, result.history = saved["best"], saved["epoch"], saved["history"]
+        clock.seconds = saved["seconds"]
+        run.go_on(saved["log"])
+
+    def state() -> dict[str, Any]:
+        """All that a killed run needs to go on from here."""
+        return {
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+            "step": step,
+            "stale": stale,
+            "best": result.best,
+            "epoch": result.epoch,
+            "history": result.history,
+            "best_weights": best_weights,
+            "seconds": clock.spent(),
+            "log": run.logged(),
+        }
+
+    def inputs(rows: list[int], step: int, first: int = 0) -> Tensor:
+        """Images of a step as the network sees them; `first` is the place of the first in the global batch."""
+        return augment(pixels.batch(roles.train[rows], place), seed=seed, step=step, first=first)
+
+    def embedded(rows: list[int], share: slice, at: slice) -> Levels:
+        """The levels of some of this rank's images."""
+        images = inputs(rows[share][at], step, share.start + at.start)
+        with torch.autocast(place.type, torch.bfloat16, enabled=half):
+            levels: Levels = embed(images)
+        return levels
+
+    def measured(target: Tensor, ids: Tensor, levels: Levels) -> Tensor:
+        """The loss of the global batch, of which `levels` are this rank's."""
+        nonlocal everyone
+        everyone = [ranks.gather(level, len(ids)) for level in levels]
+        guard.expect(*everyone)
+        with draws(place, "loss", seed, step):  # the same lots on all ranks
+            return total(measure, everyone, target, ids, memories)
+
+    everyone: list[Tensor] = []
+    scene = Scene(recipe, catalog, model, criteria, memories, roles.train, labels, inputs, half, ranks.world)
+    guard = Guard(scene, place, run.folder)
+    guard.protect(optimiser)
 
     def judge(epoch: int) -> bool:
         """Measure the model; whether it is the best so far."""
-        figures = roles.select.measure(average or model, pixels, catalog.labels)
+        ranks.agree((average or model).buffers())  # running statistics of batch norms are each rank's own
+        figures = roles.select.measure(average or model, pixels, catalog.labels, ranks)
         run.log(step=step, epoch=epoch, **figures)
         display.evaluated(epoch, figures)
         result.history.append({"epoch": epoch} | figures)
@@ -153,62 +199,94 @@ def fit(
             (average or model).save(run.folder / "best")
         return True
 
-    with Display(steps, progress) as display:
-        judge(0)
-        stale = 0
-        for epoch in range(1, recipe.schedule.epochs + 1):
+    def look(epoch: int, target: Tensor, ids: Tensor, loss: Tensor, norm: Tensor) -> None:
+        """Wait for the device, and log how the step went."""
+        level, part = everyone[-1].detach(), criteria[-1]
+        more = memories[-1].candidates(level, target, ids) if memories else {"image_ids": ids}
+        with draws(place, "loss", seed, step - 1):  # to look must not change what comes
+            found = health.measure(part, Pairs.of(level, target, **more))
+        figures = health.values({"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found)
+        guard.judge(figures.pop("verdict"))
+        run.log(step=step, epoch=epoch, lr=optimiser.param_groups[0]["lr"], **figures)
+        display.advance(step, figures["loss"], clock.pace())
+        if warning := watch.see(step, figures):
+            run.log(step=step, warning=warning)
+            display.say(warning)
+
+    with Display(steps, progress) as display, checkpoints.explaining():
+        if saved is None:
+            judge(0)
+        else:
+            display.say(f"goes on after step {step} of {steps}")
+        for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
             model.train()
             for parameter in backbone:
                 parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
-            for rows in sampler:
+            for rows in sampler:  # of the global batch, planned alike by every rank
+                guard.begin(step, rows)
                 batch = sent(staged(rows, place), place)
-                images = augment(pixels.batch(roles.train[rows], place), seed=recipe.train.seed, step=step)
+                target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
                 for group, base in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = base * rate(recipe.schedule, step, steps)
-                with torch.autocast(place.type, torch.bfloat16, enabled=half):
-                    levels = embed(images)
-                target, ids = labels[batch], image_ids[batch]
-                loss = sum(
-                    part(level, target, image_ids=ids) for part, level in zip(measure, levels, strict=True)
-                )
                 optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                loss = backward(
+                    model,
+                    partial(embedded, rows, share),
+                    partial(measured, target, ids),
+                    len(rows[share]),
+                    recipe.batch.chunk,
+                    key=("dropout", seed, step, share.start),
+                )
+                ranks.add_gradients(model.parameters(), criteria.parameters())
+                norm = gradient_norm(model, place)
                 if recipe.optimiser.clip:
-                    nn.utils.clip_grad_norm_(model.parameters(), recipe.optimiser.clip)
+                    nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optimiser.clip, norm)
+                guard.expect(loss, norm, gradient_norm(criteria, place), last=True)
                 optimiser.step()
                 if average is not None:
                     _follow(average, model, recipe.train.ema)
                 step += 1
                 clock.count(len(rows))
                 if step % LOG_EVERY == 0 or step == steps:
-                    value = loss.item()
-                    run.log(step=step, epoch=epoch, loss=value, lr=optimiser.param_groups[0]["lr"])
-                    display.advance(step, value, clock.pace())
-            if epoch % recipe.train.evaluate_every == 0 or epoch == recipe.schedule.epochs:
-                clock.pause()
-                stale = 0 if judge(epoch) else stale + 1
-                clock.resume()
-                if recipe.train.patience and stale >= recipe.train.patience:
-                    break
+                    look(epoch, target, ids, loss, norm)
+                for memory, level in zip(memories, everyone, strict=False):
+                    memory.push(level, target, ids, unless=guard.bad)
+                if step % interval == 0 or step == steps:
+                    clock.pause()
+                    guard.look()
+                    stale = 0 if judge(epoch) else stale + 1
+                    model.train()
+                    clock.resume()
+                    if recipe.train.patience and stale >= recipe.train.patience:
+                        break
+                if checkpoints.due():
+                    guard.look()
+                    checkpoints.save(step, state())
+            if recipe.train.patience and stale >= recipe.train.patience:
+                break
         clock.pause()
 
     final = average or model
-    if run.folder is not None:
-        final.save(run.folder / "last")
-    final.load_state_dict(best_weights)
-    result.model = final.eval()
-    result.seconds, result.images_per_second = clock.seconds, clock.pace()
-    same = roles.test is roles.select
-    if roles.test is not None:
-        result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels)
-    run.end(
-        protocol=recipe.train.protocol,
-        best=result.best,
-        test=result.test,
-        epoch=result.epoch,
-        seconds=round(result.seconds, 2),
-        images_per_second=round(result.images_per_second, 1),
-    )
+    with checkpoints.explaining():
+        if run.folder is not None:
+            final.save(run.folder / "last")
+        final.load_state_dict(best_weights)
+        result.model = final.eval()
+        result.seconds, result.images_per_second = clock.seconds, clock.pace()
+        result.warnings = watch.warnings
+        same = roles.test is roles.select
+        if roles.test is not None:
+            result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks)
+        run.end(
+            protocol=recipe.train.protocol,
+            best=result.best,
+            test=result.test,
+            epoch=result.epoch,
+            seconds=round(result.seconds, 2),
+            images_per_second=round(result.images_per_second, 1),
+            warnings=result.warnings,
+        )
+    checkpoints.clear()
     return result
 
 
@@ -229,24 +307,6 @@ def _device(name: str | None) -> torch.device:
             f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
         )
     return torch.device(name)
-
-
-def _criteria(recipe: Recipe, model: Embedder, classes: int, images: int) -> nn.ModuleList:
-    """The loss of each level, told the number of classes, images and dimensions where it asks for them."""
-    settings = dict(recipe.loss)
-    name = settings.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
-    if name == "proxy-nca":
-        settings = {"classes": classes, "dim": model.dim // len(model.heads)} | settings
-    for key, count in (("classes", classes), ("images", images)):
-        if settings.get(key) is True:
-            settings[key] = count
-        elif key in settings and settings[key] < count:
-            raise ValueError(
-                f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
-            )
-    return nn.ModuleList(losses.create(name, **settings) for _ in model.heads)
 
 
 def _augment(recipe: Recipe, model: Embedder) -> Augment:
@@ -271,39 +331,3 @@ def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
             mean.lerp_(value, 1 - decay)
         else:
             mean.copy_(value)
-
-
-class _Clock:
-    """Seconds spent in steps, and the pace without the first few, which warm up."""
-
-    WARM_UP = 10
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = self._warm_seconds = 0.0
-        self._steps = self._images = 0
-        self._since = time.perf_counter()
-
-    def count(self, images: int) -> None:
-        self._steps += 1
-        if self._steps == self.WARM_UP:
-            self._warm_seconds = self._elapsed()
-        if self._steps > self.WARM_UP:
-            self._images += images
-
-    def pace(self) -> float:
-        spent = self._elapsed() - self._warm_seconds
-        return self._images / spent if self._images and spent > 0 else 0.0
-
-    def pause(self) -> None:
-        self.seconds = self._elapsed()
-        self._since = float("nan")
-
-    def resume(self) -> None:
-        self._since = time.perf_counter()
-
-    def _elapsed(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        running = time.perf_counter() - self._since
-        return self.seconds + (running if running == running else 0.0)

@@ -94,8 +94,16 @@ class Memory(nn.Module):
         }
 
     @torch.no_grad()
-    def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
+    def push(
+        self, embeddings: Tensor, labels: Tensor, ids: Tensor, *, unless: Tensor | None = None
+    ) -> None:
         """Keep a batch, in place of the oldest. Call it after the loss: a batch is not its own memory.
+
+        Args:
+            embeddings: [B, D] of the batch.
+            labels: [B] their classes.
+            ids: [B] their images.
+            unless: a flag on the device; where it is not 0, all stays as it is (though it is counted).
 
         >>> memory = Memory(size=3, dim=1)
         >>> for value in (1.0, 2.0):
@@ -107,9 +115,11 @@ class Memory(nn.Module):
         after = self.images + len(embeddings)
         first = after - len(embeddings[newest])
         slots = torch.arange(first, after, device=self.ids.device) % self.size
-        self.embeddings.index_copy_(0, slots, embeddings[newest].detach().to(self.embeddings.dtype))
-        self.labels.index_copy_(0, slots, labels[newest].long())
-        self.ids.index_copy_(0, slots, ids[newest].long())
+        for ring, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
+            rows = new[newest].detach().to(ring.dtype)
+            if unless is not None:
+                rows = torch.where(unless != 0, ring[slots], rows)
+            ring.index_copy_(0, slots, rows)
         self.images, self.batches = after, self.batches + 1
 
     def get_extra_state(self) -> Tensor:

@@ -45,10 +45,10 @@ def make_optimiser(
     )
     groups = [group for group in groups if group["params"]]
     rates = [group["lr"] for group in groups]
+    fused = model.device.type == "cuda"  # quicker, and what the guard against NaN can hold back
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum), rates
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused), rates
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    fused = model.device.type == "cuda"
     return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused), rates
 
 

@@ -133,6 +133,7 @@ class TrainSettings:
         ema: decay of an average of the weights that is evaluated and saved; 0 for none.
         evaluate_every: epochs between evaluations.
         patience: evaluations without a better one before stopping early; 0 never stops.
+        checkpoint_every: minutes between checkpoints, from which a killed run goes on; 0 for every step.
 
     >>> TrainSettings(protocol="fair").folds
     5
@@ -147,6 +148,7 @@ class TrainSettings:
     ema: float = 0.0
     evaluate_every: int = 1
     patience: int = 0
+    checkpoint_every: float = 5.0
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -161,6 +163,8 @@ class TrainSettings:
             raise ValueError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
         if self.evaluate_every < 1:
             raise ValueError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
+        if not self.checkpoint_every >= 0:
+            raise ValueError(f"train.checkpoint_every={self.checkpoint_every}: minutes, 0 or more")
 
 
 @dataclass(frozen=True)

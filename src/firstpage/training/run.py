@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import subprocess
+import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 
 import firstpage
+from firstpage import durable
 from firstpage.data.catalog import Catalog
 from firstpage.training.recipe import Recipe
 
@@ -22,6 +25,8 @@ __all__ = ["Run", "fingerprint"]
 
 class Run:
     """A run folder: `recipe.toml`, `run.json`, `log.jsonl`, and the models `best/` and `last/`.
+
+    While it trains, `checkpoint/` holds what a killed run goes on from.
 
     TensorBoard events go to `events/` where tensorboard is installed.
 
@@ -41,12 +46,33 @@ class Run:
         self.folder = None if folder is None else Path(folder)
         self.events: Any = None
 
+    def finished(self, recipe: Recipe, catalog: Catalog) -> bool:
+        """Whether the folder holds this very run, and it came to its end.
+
+        Raises:
+            ValueError: the folder holds a run of another recipe or other data.
+        """
+        if self.folder is None or not all(
+            (self.folder / name).is_file() for name in ("recipe.toml", "run.json")
+        ):
+            return False
+        about = json.loads((self.folder / "run.json").read_text())
+        written = Recipe.of(tomllib.loads(recipe.toml()))  # TOML has no None, so compare as written
+        other = _difference(Recipe.read(self.folder / "recipe.toml"), written)
+        if about["data"]["fingerprint"] != fingerprint(catalog):
+            other = f"on other data, {about['data']['name']!r}"
+        if other:
+            raise ValueError(
+                f"{self.folder}: holds a run {other}: nothing was changed; give another --out, or remove it"
+            )
+        return "result" in about
+
     def begin(self, recipe: Recipe, catalog: Catalog, device: str) -> None:
         """Write what is about to run."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "recipe.toml").write_text(recipe.toml())
+        durable.write(self.folder / "recipe.toml", recipe.toml().encode())
         about = {
             "firstpage": firstpage.__version__,
             "git": _git_hash(),
@@ -60,24 +86,54 @@ class Run:
                 "fingerprint": fingerprint(catalog),
             },
         }
-        (self.folder / "run.json").write_text(json.dumps(about, indent=2) + "\n")
-        (self.folder / "log.jsonl").write_text("")
+        durable.write(self.folder / "run.json", f"{json.dumps(about, indent=2)}\n".encode())
+        self._open(0)
+
+    def go_on(self, logged: int) -> None:
+        """Forget what was logged after a checkpoint, when the log had `logged` bytes."""
+        if self.folder is not None:
+            self._open(logged)
+
+    def _open(self, logged: int) -> None:
+        assert self.folder is not None
+        log = self.folder / "log.jsonl"
+        with log.open("ab") as file:
+            file.truncate(min(logged, file.tell()))
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return
+        # The log is the truth: a killed process takes along the events it had not written out.
+        for old in (self.folder / "events").glob("events.out.*"):
+            old.unlink()
         self.events = SummaryWriter(str(self.folder / "events"))
+        for line in log.read_text().splitlines():
+            self._draw(**json.loads(line))
 
-    def log(self, *, step: int, **figures: float | int | str) -> None:
-        """One line of `log.jsonl`, and a point of each curve."""
+    def logged(self) -> int:
+        """The size of the log, once all of it is on the disk."""
+        if self.folder is None:
+            return 0
+        with (self.folder / "log.jsonl").open("ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def log(self, *, step: int, **figures: Any) -> None:  # noqa: ANN401
+        """One line of `log.jsonl`, and a point of each curve; a list of counts is a histogram over 0…2."""
         if self.folder is None:
             return
         with (self.folder / "log.jsonl").open("a") as file:
             file.write(json.dumps({"step": step} | figures) + "\n")
-        if self.events is not None:
-            for name, value in figures.items():
-                if not isinstance(value, str):
-                    self.events.add_scalar(name, value, step)
+        self._draw(step, **figures)
+
+    def _draw(self, step: int, **figures: Any) -> None:  # noqa: ANN401
+        for name, value in figures.items() if self.events is not None else ():
+            if isinstance(value, list):
+                edges = np.linspace(0, 2, len(value) + 1)
+                middles = np.repeat((edges[1:] + edges[:-1]) / 2, np.array(value, int))
+                self.events.add_histogram(name, middles, step, bins=edges)
+            elif not isinstance(value, str):
+                self.events.add_scalar(name, value, step)
 
     def end(self, **figures: Any) -> None:  # noqa: ANN401
         """Add what came of it to `run.json`."""
@@ -86,8 +142,19 @@ class Run:
         if self.folder is not None:
             path = self.folder / "run.json"
             about = json.loads(path.read_text()) | {"result": figures}
-            path.with_suffix(".part").write_text(json.dumps(about, indent=2) + "\n")
-            os.replace(path.with_suffix(".part"), path)
+            durable.write(path, f"{json.dumps(about, indent=2)}\n".encode())
+
+    def result(self) -> dict[str, Any]:
+        """What `end` wrote."""
+        assert self.folder is not None
+        result: dict[str, Any] = json.loads((self.folder / "run.json").read_text())["result"]
+        return result
+
+    def history(self) -> list[dict[str, float]]:
+        """The figures of every evaluation, from the log."""
+        assert self.folder is not None
+        lines = map(json.loads, (self.folder / "log.jsonl").read_text().splitlines())
+        return [{name: line[name] for name in line if name != "step"} for line in lines if "P@1" in line]
 
 
 def fingerprint(catalog: Catalog) -> str:
@@ -104,6 +171,16 @@ def fingerprint(catalog: Catalog) -> str:
     for name in sorted(catalog.splits):
         digest.update(name.encode() + np.ascontiguousarray(catalog.splits[name], dtype=np.int64).tobytes())
     return digest.hexdigest()
+
+
+def _difference(there: Recipe, here: Recipe) -> str | None:
+    """The first setting that differs, in words."""
+    for section, table in asdict(there).items():
+        now = asdict(here)[section]
+        for key in [*table, *now]:
+            if table.get(key) != now.get(key):
+                return f"with {section}.{key}={table.get(key)!r}, not {now.get(key)!r}"
+    return None
 
 
 def _git_hash() -> str | None:

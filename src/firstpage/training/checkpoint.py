@@ -1,0 +1,230 @@
+"""Checkpoints: the whole state of a run in one file that is sound, or known not to be.
+
+A checkpoint is a safetensors file. Its tensors are those of the state; its header holds the rest of the state
+as JSON, and a sha256 of everything. Nothing is ever unpickled, and a file that was cut short or has a flipped
+bit is recognised. The last two are kept: if the newer is damaged, the run goes on from the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Generator, Tensor, nn
+
+from firstpage import durable
+
+__all__ = ["Checkpoints", "Draws", "read_state", "write_state"]
+
+KEPT = 2
+
+
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write nested dicts, lists and tuples of tensors, numbers, texts, booleans and None.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_state(Path(folder, "x"), {"weights": {3: torch.ones(2)}, "rates": (0.1, None)})
+    ...     read_state(Path(folder, "x"))
+    {'weights': {3: tensor([1., 1.])}, 'rates': (0.1, None)}
+    """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_plain(dict(state), "state", tensors))
+    about = json.dumps({"sha256": _digest(text, tensors), "state": text})
+    durable.write(path, save(tensors, {"firstpage": about}))
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write_state` wrote, on the CPU, with the memory layout it had.
+
+    Raises:
+        ValueError: the file is not as it was written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "x").write_bytes(b"something else")
+    ...     read_state(Path(folder, "x"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: .../x: damaged or no checkpoint
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["firstpage"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        sound = _digest(about["state"], tensors) == about["sha256"]
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError):
+        sound = False
+    if not sound:
+        raise ValueError(f"{path}: damaged or no checkpoint")
+    state: dict[str, Any] = _restored(json.loads(about["state"]), tensors)
+    return state
+
+
+class Checkpoints:
+    """The checkpoints of a run folder: when one is due, the newest sound one, and the two that are kept.
+
+    Args:
+        folder: the run's; None keeps nothing.
+        minutes: between checkpoints; 0 writes one after every step.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints = Checkpoints(Path(folder), minutes=0)
+    ...     for step in range(5):
+    ...         checkpoints.save(step, {"step": step})
+    ...     len(list(Path(folder, "checkpoint").iterdir())), checkpoints.newest()
+    (2, {'step': 4})
+    """
+
+    def __init__(self, folder: Path | None, minutes: float) -> None:
+        self.folder = None if folder is None else folder / "checkpoint"
+        self.seconds = 60 * minutes
+        self.kept: int | None = None  # the step of the newest that is known to be sound
+        self._since = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the last one is old enough."""
+        return self.folder is not None and time.monotonic() - self._since >= self.seconds
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Keep the state after `step` steps, and of those before only the last."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_state(self.folder / f"step-{step:09d}.safetensors", state)
+        self.kept = step
+        for old in self._paths()[:-KEPT]:
+            old.unlink()
+        self._since = time.monotonic()
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest sound state; None if there is none. Damaged ones are removed, with a warning."""
+        for part in [] if self.folder is None else self.folder.glob("*.part"):
+            part.unlink()  # of a process that was killed while it wrote
+        for path in reversed(self._paths()):
+            try:
+                state = read_state(path)
+            except ValueError:
+                warnings.warn(f"{path} is damaged: going back to the one before", stacklevel=2)
+                path.unlink()
+                continue
+            self.kept = int(path.stem.removeprefix("step-"))
+            return state
+        return None
+
+    def clear(self) -> None:
+        """Remove them all: the run is finished."""
+        if self.folder is not None and self.folder.is_dir():
+            for path in [*self._paths(), *self.folder.glob("*.part")]:
+                path.unlink()
+            self.folder.rmdir()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """A context in which a full disk is told in one line, with what is kept and what to do."""
+        try:
+            yield
+        except OSError as error:
+            if self.folder is None or error.errno not in durable.FULL:
+                raise
+            kept = "no checkpoint was due yet" if self.kept is None else f"step {self.kept} is kept"
+            text = f"{str(self.folder.parent)!r}: {error.strerror}: {kept}; make room and run the same again"
+            raise OSError(error.errno, text) from error
+
+    def _paths(self) -> list[Path]:
+        return [] if self.folder is None else sorted(self.folder.glob("step-*.safetensors"))
+
+
+class Draws:
+    """Where all random numbers of a step come from: torch's generators and those of the losses.
+
+    Batches and augmentation need none of it: they are functions of the seed and the step.
+
+    Args:
+        losses: whose modules may have a `generator` of their own.
+        device: of the run.
+
+    >>> draws = Draws(nn.ModuleList(), torch.device("cpu"))
+    >>> with draws.kept():
+    ...     first = torch.rand(1)
+    >>> torch.equal(torch.rand(1), first)
+    True
+    """
+
+    def __init__(self, losses: nn.Module, device: torch.device) -> None:
+        self.device = device
+        found = [getattr(module, "generator", None) for module in losses.modules()]
+        self.generators = [generator for generator in found if isinstance(generator, Generator)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each generator."""
+        return {
+            "torch": torch.get_rng_state(),
+            "device": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "losses": [generator.get_state() for generator in self.generators],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; one of another kind of device leaves this device's generator."""
+        torch.set_rng_state(state["torch"])
+        if self.device.type == "cuda" and state["device"] is not None:
+            torch.cuda.set_rng_state(state["device"], self.device)
+        for generator, saved in zip(self.generators, state["losses"], strict=True):
+            generator.set_state(saved)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A context after which the generators stand where they stood before."""
+        state = self.state_dict()
+        try:
+            yield
+        finally:
+            self.load_state_dict(state)
+
+
+def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
+    """The value as JSON can say it; its tensors are put aside by name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().contiguous()
+        return {"tensor": name, "stride": value.stride()}
+    if isinstance(value, Mapping):  # as a list, since JSON would make texts of numbers
+        return {"dict": [[key, _plain(part, f"{name}/{key}", tensors)] for key, part in value.items()]}
+    if isinstance(value, list | tuple):
+        parts = [_plain(part, f"{name}/{index}", tensors) for index, part in enumerate(value)]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{name}: a state cannot hold a {type(value).__name__}")
+
+
+def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+    if isinstance(value, list):
+        return [_restored(part, tensors) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "tuple" in value:
+        return tuple(_restored(part, tensors) for part in value["tuple"])
+    if "dict" in value:
+        return {key: _restored(part, tensors) for key, part in value["dict"]}
+    # Arithmetic walks a tensor in the order of its memory, and may round otherwise in another order.
+    saved = tensors[value["tensor"]]
+    return torch.empty_strided(saved.shape, value["stride"], dtype=saved.dtype).copy_(saved)
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,286 @@
+"""The guard against NaN and infinity: it stops a run at the step, and keeps what reproduces it.
+
+On a GPU it never waits. Each step leaves its verdict on the device: a flag that stays up, and a count of the
+steps before it went up. The optimiser is handed the flag as its `found_inf`, by which fused optimisers leave
+their update out (the way of `torch.amp.GradScaler`), so when the host looks, some steps later, the weights
+are still those that produced the first NaN. The rows of the batches and the states of the generators since
+the last look are kept on the host: with them the step can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from firstpage.data.catalog import Catalog
+from firstpage.models.embedder import Embedder
+from firstpage.training.checkpoint import Draws, read_state, write_state
+from firstpage.training.criteria import make_criteria
+from firstpage.training.recipe import Recipe
+
+__all__ = ["Guard", "NotFiniteError", "Reproduction", "Scene", "gradient_norm", "reproduce"]
+
+
+class NotFiniteError(ValueError):
+    """A step whose embeddings, loss or gradient are not finite.
+
+    Attributes:
+        step: how many steps went well before it.
+        image_ids: rows of the catalog in its batch.
+        snapshot: what `reproduce` reads; None without a run folder.
+
+    >>> NotFiniteError("text", 3, [7, 8], None).step
+    3
+    """
+
+    def __init__(self, text: str, step: int, image_ids: list[int], snapshot: Path | None) -> None:
+        super().__init__(text)
+        self.step, self.image_ids, self.snapshot = step, image_ids, snapshot
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What the steps of a run are made of, so that one can be repeated.
+
+    Attributes:
+        recipe: of the run.
+        catalog: of the run.
+        model: as it trains.
+        criteria: the loss of each level.
+        train: the catalog's rows that are learnt from.
+        labels: their classes, from 0 without gaps, on the device.
+        inputs: the network's input, given the rows of a batch among `train` and the step.
+        half: whether the network runs in bfloat16.
+
+    >>> Scene.__name__
+    'Scene'
+    """
+
+    recipe: Recipe
+    catalog: Catalog
+    model: Embedder
+    criteria: nn.ModuleList
+    train: NDArray[np.int64]
+    labels: Tensor
+    inputs: Callable[[list[int], int], Tensor]
+    half: bool
+
+    def snapshot(self, step: int, rows: list[int], draws: dict[str, Any]) -> dict[str, Any]:
+        """A step as `reproduce` reads it: its images, weights and draws."""
+        return {
+            "recipe": asdict(self.recipe),
+            "step": step,
+            "image_ids": self.train[rows].tolist(),
+            "paths": [self.catalog.paths[row] for row in self.train[rows]],
+            "images": self.inputs(rows, step),
+            "labels": self.labels[rows],
+            "model": self.model.state_dict(),
+            "learnt": [name for name, value in self.model.named_parameters() if value.requires_grad],
+            "loss": self.criteria.state_dict(),
+            "classes": int(self.labels.max()) + 1,
+            "catalog": len(self.catalog),
+            "draws": draws,
+            "half": self.half,
+        }
+
+
+class Guard:
+    """Watches the steps of a run.
+
+    Args:
+        draws: the generators of the run.
+        scene: what the steps are made of.
+        folder: the run's, for the snapshot.
+        eager: look at once, where looking is free; by default on the CPU.
+
+    >>> guard = Guard(Draws(nn.ModuleList(), torch.device("cpu")), scene=None)
+    >>> guard.begin(0, [3, 1])
+    >>> guard.expect(torch.ones(2), last=True)
+    >>> guard.verdict  # no bad step, one good
+    tensor([0., 1.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        scene: Scene,
+        folder: Path | None = None,
+        *,
+        eager: bool | None = None,
+    ) -> None:
+        self.draws, self.scene, self.folder = draws, scene, folder
+        self.eager = draws.device.type == "cpu" if eager is None else eager
+        self.bad = torch.zeros((), device=draws.device)  # 1 from the first bad step on
+        self.good = torch.zeros((), dtype=torch.int64, device=draws.device)  # steps begun before that
+        self._begun = 0
+        self._recent: list[tuple[int, list[int], dict[str, Any]]] = []  # since the last look
+
+    @property
+    def verdict(self) -> Tensor:
+        """[2] for `judge`, to be read together with other figures."""
+        return torch.stack([self.bad.double(), self.good.double()])
+
+    def begin(self, step: int, rows: list[int]) -> None:
+        """A step begins; before anything is drawn for it."""
+        self._recent.append((step, rows, self.draws.state_dict()))
+        self._begun += 1
+
+    def expect(self, *values: Tensor, last: bool = False) -> None:
+        """These must be finite. `last` ends the step: it has gone well if all was, until here."""
+        sums = torch.stack([value.detach().float().sum() for value in values])
+        self.bad.copy_(torch.maximum(self.bad, 1 - sums.isfinite().all().float()))
+        if last:
+            self.good += self.bad == 0
+        if self.eager:
+            self.look()
+
+    def protect(self, optimiser: torch.optim.Optimizer) -> None:
+        """Keep a fused optimiser from stepping once the flag is up; where looking is free nobody needs it."""
+        if not self.eager:
+            optimiser.found_inf = self.bad  # type: ignore[attr-defined]
+
+    def look(self) -> None:
+        """Wait for the device, and stop if a step was bad: before its model is evaluated or kept."""
+        self.judge(self.verdict.tolist())
+
+    def judge(self, verdict: Sequence[float]) -> None:
+        """Stop, if a `verdict` that was read says so."""
+        bad, good = verdict
+        if not bad:
+            if good == self._begun:
+                self._recent.clear()
+            return
+        step, rows, draws = self._recent[int(good) - self._begun]
+        about = self.scene.snapshot(step, rows, draws)
+        ids, paths = about["image_ids"], about["paths"]
+        path, again = None, "give a run folder to keep what reproduces it"
+        if self.folder is not None:
+            path = self.folder / "not-finite.safetensors"
+            write_state(path, about)
+            command = (
+                f"from firstpage.training.guard import reproduce; print(reproduce({str(path)!r}).text())"
+            )
+            again = f'python -c "{command}" shows it again'
+        shown = ", ".join(map(str, ids[:4])) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
+        raise NotFiniteError(
+            f"after step {step}: NaN or infinity on images {shown} ({', '.join(paths[:2])}, …): {again}; "
+            "try a lower optimiser.lr, optimiser.clip=1.0 or train.precision='fp32'",
+            step,
+            ids,
+            path,
+        )
+
+
+def gradient_norm(module: nn.Module, device: torch.device) -> Tensor:
+    """The Euclidean norm of all gradients of a module, on its device; 0 if there are none.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
+    >>> gradient_norm(layer, torch.device("cpu"))
+    tensor(5.)
+    """
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=device)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came of a snapshot's step when it was repeated.
+
+    Attributes:
+        step: how many went well before it.
+        paths: of the batch's images.
+        image_ids: their rows in the catalog.
+        loss: of the step.
+        gradient_norm: of the model's gradient.
+        where: the first place that is not finite: a layer, `loss` or `gradient of` a parameter; None if
+            all is finite.
+
+    >>> print(Reproduction(3, ["a.png"], [7], math.nan, math.nan, "heads.0.1").text())
+    after step 3: loss nan, norm of the gradient nan; first not finite: heads.0.1
+    7 a.png
+    """
+
+    step: int
+    paths: list[str]
+    image_ids: list[int]
+    loss: float
+    gradient_norm: float
+    where: str | None
+
+    def text(self) -> str:
+        """For a person: figures, place, and all images of the batch."""
+        lines = [
+            f"after step {self.step}: loss {self.loss:g}, norm of the gradient {self.gradient_norm:g}; "
+            f"first not finite: {self.where or 'nothing'}"
+        ]
+        lines += [f"{row} {path}" for row, path in zip(self.image_ids, self.paths, strict=True)]
+        return "\n".join(lines)
+
+
+def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduction:
+    """Repeat the step that a guard stopped at, with all its images, weights and draws.
+
+    Args:
+        snapshot: the file named in the message.
+        device: where; a step in bfloat16 may go well on another device than its own.
+
+    Raises:
+        ValueError: the file is damaged.
+
+    >>> reproduce("nowhere")
+    Traceback (most recent call last):
+    ValueError: nowhere: damaged or no checkpoint
+    """
+    state, place = read_state(snapshot), torch.device(device)
+    recipe = Recipe.of(state["recipe"])
+    model = Embedder(replace(recipe.model, weights=None)).to(place).train()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.load_state_dict(state["model"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in state["learnt"])
+    criteria = make_criteria(recipe, model, state["classes"], state["catalog"]).to(place)
+    criteria.load_state_dict(state["loss"])
+    Draws(criteria, place).load_state_dict(state["draws"])
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(_finder(name, found))
+    images = state["images"].to(place, memory_format=torch.channels_last)
+    labels, ids = state["labels"].to(place), torch.tensor(state["image_ids"], device=place)
+    with torch.autocast(place.type, torch.bfloat16, enabled=state["half"]):
+        levels = model.raw(images)
+    loss = math.nan
+    try:
+        total = sum(part(level, labels, image_ids=ids) for part, level in zip(criteria, levels, strict=True))
+        loss = total.item()
+        if not math.isfinite(loss):
+            found.append("loss")
+        total.backward()
+    except ValueError:  # on the CPU, pairs complain of embeddings that are not finite
+        if not found:
+            raise
+    for name, parameter in [*model.named_parameters(), *criteria.named_parameters()]:
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            found.append(f"gradient of {name}")
+    norm = float(gradient_norm(model, place)) if math.isfinite(loss) else math.nan
+    return Reproduction(
+        state["step"], state["paths"], state["image_ids"], loss, norm, found[0] if found else None
+    )
+
+
+def _finder(name: str, found: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+    def look(module: nn.Module, given: Any, made: Any) -> None:  # noqa: ANN401
+        if isinstance(made, Tensor) and not made.isfinite().all():
+            found.append(name)
+
+    return look

@@ -1,0 +1,74 @@
+"""What a run came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from firstpage.models.embedder import Embedder
+from firstpage.training.run import Run
+
+__all__ = ["Result"]
+
+
+@dataclass
+class Result:
+    """What a run came to.
+
+    Attributes:
+        model: the embedder, with its best weights.
+        best: the figures of the selection test at its best evaluation.
+        test: the figures of the test that is reported (under `paper` the same).
+        epoch: the epoch of the best evaluation, counted from 1; 0 is the untrained model.
+        history: the figures of every evaluation, the untrained model's first.
+        seconds: time spent in training steps.
+        images_per_second: over all training steps but the first few.
+        folder: the run folder.
+        warnings: what was wrong with the run, in words.
+    """
+
+    model: Embedder
+    best: dict[str, float]
+    test: dict[str, float] | None
+    epoch: int
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    images_per_second: float = 0.0
+    folder: Path | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """The result of a run that ended before, from its folder."""
+        assert run.folder is not None
+        came, warnings = (
+            run.result(),
+            [f"{run.folder}: was finished before; give another folder to run it again"],
+        )
+        return cls(
+            Embedder.load(run.folder / "best"),
+            came["best"],
+            came["test"],
+            came["epoch"],
+            run.history(),
+            came["seconds"],
+            came["images_per_second"],
+            run.folder,
+            came["warnings"] + warnings,
+        )
+
+    def text(self) -> str:
+        """Before and after, as a small table."""
+        before, after = self.history[0], self.test or self.best
+        names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in after]
+        lines = [f"{'':10}" + "".join(f"{name:>7}" for name in names)]
+        for title, figures in (("untrained", before), ("trained", after)):
+            lines.append(f"{title:10}" + "".join(f"{figures[name]:7.1f}" for name in names))
+        lines.append(
+            f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s"
+        )
+        if self.folder is not None:
+            lines.append(f"model in {self.folder / 'best'}")
+        lines += self.warnings
+        return "\n".join(lines)

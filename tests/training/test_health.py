@@ -1,0 +1,278 @@
+"""Health: figures against naive loops, the guard against NaN, and a collapse said in words."""
+
+import functools
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from firstpage import losses
+from firstpage.data import Catalog
+from firstpage.pairs import Pairs, unit
+from firstpage.training import Recipe, fit, guard, health, loop
+from firstpage.training.checkpoint import Draws
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def pairs_of(seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(12, 6, generator=generator) + 0.5
+    return Pairs.of(
+        vectors.to(device), (torch.arange(12) // 3).to(device), image_ids=torch.arange(12).to(device)
+    )
+
+
+def create(name):
+    return losses.create(name, **({"classes": 4, "dim": 6} if name == "proxy-nca" else {}))
+
+
+def test_spread_and_collapse_are_means_over_pairs_of_different_images():
+    pairs = pairs_of()
+    vectors = unit(pairs.queries).tolist()
+    cosines = [
+        sum(a * b for a, b in zip(one, other, strict=True))
+        for one, other in itertools.permutations(vectors, 2)
+    ]
+    figures = health.values(health.measure(losses.TopKPrecision(), pairs))
+    assert figures["spread"] == pytest.approx(1 - sum(cosines) / len(cosines), abs=1e-5)
+    assert figures["collapse"] == pytest.approx(sum(c * c for c in cosines) / len(cosines), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "spread", "collapse"),
+    [
+        (torch.ones(4, 8), 0.0, 1.0),  # a point
+        (torch.tensor([[1.0], [1.0], [-1.0], [-1.0]]) * torch.ones(8), 4 / 3, 1.0),  # a line
+        (torch.eye(4, 8), 1.0, 0.0),
+    ],
+)
+def test_a_point_and_a_line_are_collapsed(vectors, spread, collapse):
+    figures = health.values(health.measure(losses.NCA(), Pairs.of(vectors, torch.tensor([0, 0, 1, 1]))))
+    assert (figures["spread"], figures["collapse"]) == pytest.approx((spread, collapse), abs=1e-5)
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.2])
+def test_active_pairs_are_those_of_active_triplets(margin):
+    pairs = pairs_of()
+    active, moved = set(), set()
+    s = pairs.similarity.tolist()
+    for anchor, positive, negative in itertools.permutations(range(12), 3):
+        same, other = anchor // 3 == positive // 3, anchor // 3 != negative // 3
+        if same and other and s[anchor][negative] - s[anchor][positive] + margin > 0:
+            active |= {(anchor, positive), (anchor, negative)}
+            moved.add(anchor)
+    loss = losses.Triplet("cosine", margin, "all", "all")
+    figures = health.values(health.measure(loss, pairs))
+    assert figures["active_pairs"] == pytest.approx(len(active) / (12 * 11))
+    assert figures["idle_anchors"] == pytest.approx(1 - len(moved) / 12)
+    assert 0 < len(moved) <= 12
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_every_loss_is_measured_and_not_disturbed(name):
+    loss, pairs = create(name), pairs_of()
+    figures = health.values(health.measure(loss, pairs))
+    assert 0 <= figures["idle_anchors"] <= 1
+    assert ("active_pairs" in figures) == (name not in ("npair", "proxy-nca", "spectral-clust"))
+    assert 0 < figures.get("active_pairs", 1) <= 1
+    assert all(parameter.grad is None for parameter in loss.parameters())
+    assert pairs.similarity.grad is None
+
+
+def test_candidates_that_are_no_batch_are_measured_too():
+    batch = pairs_of()
+    memory = torch.randn(30, 6)
+    pairs = Pairs.of(batch.queries, batch.labels, memory, torch.arange(30) % 4)
+    figures = health.values(health.measure(losses.RankedList(), pairs))
+    cosine = unit(batch.queries) @ unit(memory).T
+    assert figures["spread"] == pytest.approx(1 - float(cosine.mean()), abs=1e-5)
+    assert 0 < figures["active_pairs"] <= 1
+
+
+@pytest.mark.parametrize("name", [n for n in losses.names() if n != "struct-clust"])
+def test_nothing_is_read_from_the_device(name):
+    """A tensor on the meta device has no value to read: reading one raises."""
+    figures = health.measure(create(name).to("meta"), pairs_of(device="meta"))
+    assert all(figure.device.type == "meta" for figure in figures.values())
+
+
+@needs_gpu
+def test_a_gpu_is_not_waited_for():
+    place, pairs = torch.device("cuda"), pairs_of(device="cuda")
+    loss, layer = create("margin").to(place), nn.Linear(6, 6).to(place)
+    layer(pairs.queries).sum().backward()
+    watched = guard.Guard(Draws(loss, place), None)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        watched.begin(0, [1])
+        watched.expect(pairs.queries)
+        watched.expect(guard.gradient_norm(layer, place), guard.gradient_norm(loss, place), last=True)
+        with watched.draws.kept():
+            health.measure(loss, pairs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert watched.verdict.tolist() == [0, 1]
+
+
+def test_the_histogram_of_beta_counts_every_query():
+    loss = losses.Margin(classes=4)
+    with torch.no_grad():
+        loss.beta_class.copy_(torch.tensor([-0.65, 0.05, 0.05, 3.0]))  # 3.0 is beyond the sphere
+    figures = health.values(health.measure(loss, pairs_of()))
+    expected = [0] * 20
+    expected[5], expected[12], expected[19] = 3, 6, 3  # 0.55, 1.25 twice, 4.2
+    assert figures["beta_histogram"] == expected
+    assert figures["beta"] == pytest.approx((0.55 + 2 * 1.25 + 4.2) / 4)
+
+
+class Squares:
+    """Pixels that were never files: 8 classes, 6 images each."""
+
+    def __init__(self):
+        random = np.random.default_rng(1)
+        self.pixels = torch.from_numpy(random.integers(0, 256, (48, 32, 32, 3), dtype=np.uint8))
+        self.ok = np.ones(48, bool)
+        labels = np.arange(48) // 6
+        splits = {"train": np.flatnonzero(labels % 2), "test": np.flatnonzero(labels % 2 == 0)}
+        names = [f"{row}.png" for row in range(48)]
+        self.catalog = Catalog("squares", loop.Path(), names, labels, list("abcdefgh"), splits)
+
+    def __len__(self):
+        return 48
+
+    def batch(self, rows, device=None):
+        return self.pixels[torch.as_tensor(rows)].to(device)
+
+
+def train(folder, *changes, device="cpu"):
+    table = {
+        "model": {"backbone": "small", "dim": 8, "stored": 32, "crop": 28},
+        "loss": {"name": "margin", "classes": True},
+        "batch": {"size": 12, "images_per_class": 4},
+        "augment": {"crop": "random"},
+        "optimiser": {"lr": 1e-3},
+        "schedule": {"epochs": 5, "kind": "constant"},
+        "train": {"evaluate_every": 5},
+    }
+    data = Squares()
+    recipe = Recipe.of(table).changed(changes)
+    return fit(recipe, data.catalog, folder, pixels=data, device=device, progress=False)
+
+
+def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch):
+    train(tmp_path / "alone")  # looks at the last step only
+    monkeypatch.setattr(loop, "LOG_EVERY", 2)
+    train(tmp_path / "watched")
+    alone, watched = (tmp_path / name / "last" / "model.safetensors" for name in ("alone", "watched"))
+    assert alone.read_bytes() == watched.read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "watched" / "log.jsonl").read_text().splitlines()]
+    looks = [line for line in lines if "loss" in line]
+    names = {"active_pairs", "idle_anchors", "spread", "collapse", "gradient_norm", "beta", "beta_histogram"}
+    assert all(names <= set(line) for line in looks)
+    assert [line["step"] for line in looks] == [2, 4, 6, 8, 10]
+    assert all(line["gradient_norm"] > 0 for line in looks)
+
+
+def test_weights_that_blow_up_stop_the_run(tmp_path):
+    with pytest.raises(
+        guard.NotFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
+    ) as caught:
+        train(tmp_path, "optimiser.lr=1e30")
+    error = caught.value
+    assert "\n" not in str(error)
+    assert 1 <= error.step <= 3
+    assert len(error.image_ids) == 12
+    assert {row // 6 % 2 for row in error.image_ids} == {1}
+    found = guard.reproduce(error.snapshot)
+    assert (found.step, found.image_ids) == (error.step, error.image_ids)
+    assert found.paths == [f"{row}.png" for row in error.image_ids]
+    assert found.where.startswith(("backbone.", "heads."))
+    assert "first not finite: " in found.text()
+
+
+@pytest.fixture
+def _poisoned(monkeypatch):
+    """The gradient of the loss with respect to the embeddings is NaN in the sixth step, its value is fine."""
+    calls = [0]
+    original = losses.Margin.forward
+
+    def forward(self, embeddings, labels, **options):
+        calls[0] += 1
+        if calls[0] == 6:
+            embeddings.register_hook(lambda gradient: gradient * math.nan)
+        return original(self, embeddings, labels, **options)
+
+    monkeypatch.setattr(losses.Margin, "forward", forward)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("way", ["eager", "deferred", pytest.param("gpu", marks=needs_gpu)])
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, optimiser):
+    """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
+    losses_seen, original, make = [], guard.Guard.expect, loop.make_optimiser
+
+    def expect(self, *values, last=False):
+        if last:
+            losses_seen.append(values[0].item())
+        original(self, *values, last=last)
+
+    def fused(*arguments):
+        made, rates = make(*arguments)
+        for group in made.param_groups:
+            group.update(fused=True, foreach=False)
+        return made, rates
+
+    monkeypatch.setattr(guard.Guard, "expect", expect)
+    if way == "deferred":
+        monkeypatch.setattr(loop, "make_optimiser", fused)
+        monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=False))
+    with pytest.raises(guard.NotFiniteError) as caught:
+        train(tmp_path, f"optimiser.name={optimiser}", device="cuda" if way == "gpu" else "cpu")
+    assert caught.value.step == 5
+    assert len(losses_seen) == (6 if way == "eager" else 10)
+    found = guard.reproduce(caught.value.snapshot, "cuda" if way == "gpu" else "cpu")
+    # The poison is not in the snapshot, the step is: same images, weights and draws, so the same loss.
+    assert found.loss == pytest.approx(losses_seen[5], rel=1e-3 if way == "gpu" else 0, abs=0)
+    assert math.isfinite(found.gradient_norm)
+    assert found.where is None
+
+
+def test_without_a_folder_the_guard_says_how_to_get_a_snapshot():
+    with pytest.raises(guard.NotFiniteError, match="give a run folder to keep what reproduces it"):
+        train(None, "optimiser.lr=1e30")
+
+
+def test_verdicts_wait_for_the_look():
+    watched = guard.Guard(Draws(nn.ModuleList(), torch.device("cpu")), None, eager=False)
+    for step in range(4):
+        watched.begin(step, [step])
+        watched.expect(torch.zeros(3))
+        watched.expect(torch.tensor(math.nan if step == 2 else 1.0), last=True)
+    assert watched.verdict.tolist() == [1, 2]
+
+
+def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "LOG_EVERY", 1)
+    monkeypatch.setattr(health.Watch, "LIMIT", 0.0)  # any run is collapsed then
+    result = train(tmp_path)
+    assert len(result.warnings) == 1
+    assert result.warnings[0].startswith("step 5: collapsed: any two images are embedded alike (mean cosine ")
+    assert "try a lower optimiser.lr" in result.text()
+    assert json.loads((tmp_path / "run.json").read_text())["result"]["warnings"] == result.warnings
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["warning"]) for line in lines if "warning" in line] == [
+        (5, result.warnings[0])
+    ]
+
+
+def test_only_looks_in_a_row_count():
+    watch = health.Watch()
+    said = [watch.see(n, {"collapse": 0.5 if n in (4, 12, 14) else 0.99, "spread": 0.01}) for n in range(20)]
+    assert [step for step, words in enumerate(said) if words] == [9, 12, 19]
+    assert said[12] == "step 12: no longer collapsed"

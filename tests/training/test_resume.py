@@ -1,0 +1,252 @@
+"""A run that is killed, at any moment, ends as if it had not been."""
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from firstpage import durable
+from firstpage.data import Catalog
+from firstpage.training import Recipe, fit, loop
+from firstpage.training.checkpoint import Checkpoints
+from firstpage.training.health import Watch
+
+
+class Noise:
+    """Pixels that were never files: 12 classes, 8 images each."""
+
+    def __init__(self):
+        random = np.random.default_rng(0)
+        classes = random.integers(0, 256, (12, 1, 6, 6, 3))
+        images = (classes + random.normal(0, 40, (12, 8, 6, 6, 3))).clip(0, 255).astype(np.uint8)
+        self.pixels = torch.from_numpy(images).reshape(96, 6, 6, 3)
+        self.pixels = self.pixels.repeat_interleave(6, 1).repeat_interleave(6, 2)
+        self.ok = np.ones(96, bool)
+
+    def __len__(self):
+        return 96
+
+    def batch(self, rows, device=None):
+        return self.pixels[torch.as_tensor(rows)]
+
+    def catalog(self):
+        labels = np.arange(96) // 8
+        splits = {"train": np.flatnonzero(labels < 8), "test": np.flatnonzero(labels >= 8)}
+        return Catalog(
+            "noise", durable.Path(), [f"{row}.png" for row in range(96)], labels, list("abcdefghijkl"), splits
+        )
+
+
+RECIPES = {  # each has another kind of state to lose
+    "margin": ["loss.name=margin", "loss.classes=true", "train.ema=0.8", "schedule.head_epochs=1"],
+    "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5"],
+    "patience": ["optimiser.lr=1e-12", "train.evaluate_every=1", "train.patience=2"],  # stops after step 8
+}
+
+
+def recipe(*changes):
+    table = {
+        "model": {"backbone": "small", "dim": 8, "stored": 36, "crop": 32, "standardise": True},
+        "batch": {"size": 16, "images_per_class": 4},
+        "augment": {"crop": "random"},
+        "optimiser": {"lr": 3e-3},
+        "schedule": {"epochs": 4, "kind": "cosine"},
+        "train": {"evaluate_every": 2, "checkpoint_every": 0.0},
+    }
+    return Recipe.of(table).changed(changes)
+
+
+def train(folder, *changes):
+    torch.set_num_threads(1)
+    loop.LOG_EVERY = 3
+    Watch.LIMIT, Watch.LOOKS = -1.0, 2  # every run says that it has collapsed, at step 6
+    data = Noise()
+    return fit(recipe(*changes), data.catalog(), folder, pixels=data, device="cpu", progress=False)
+
+
+def train_until(folder, changes, name, calls):
+    """Train in a process that kills itself at a certain call of a function, before it is carried out."""
+    owner = os if hasattr(os, name) else getattr(torch.optim, name)
+    name = name if owner is os else "step"
+    original, left = getattr(owner, name), [calls]
+
+    def deadly(*arguments, **options):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+
+    setattr(owner, name, deadly)
+    steps = [0]
+
+    def every_third_step(self):
+        steps[0] += 1
+        return steps[0] % 3 == 0
+
+    Checkpoints.due = every_third_step
+    train(folder, *changes)
+
+
+def child(target, *arguments):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["firstpage.training"])  # torch takes seconds to import
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def contents(folder):
+    """All that must not depend on the clock."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "events" not in path.parts:
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    about = json.loads(found["run.json"])
+    del about["result"]["seconds"], about["result"]["images_per_second"]
+    return found | {"run.json": about}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Each kind of run, left alone."""
+    before = torch.get_num_threads(), loop.LOG_EVERY, Watch.LIMIT, Watch.LOOKS
+    folder = tmp_path_factory.mktemp("unbroken")
+    found = {}
+    for name, changes in RECIPES.items():
+        result = train(folder / name, *changes)
+        found[name] = (folder / name, result, contents(folder / name))
+    yield found
+    torch.set_num_threads(before[0])
+    loop.LOG_EVERY, Watch.LIMIT, Watch.LOOKS = before[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "deaths"),
+    [
+        # in a step, and again after going on; while a checkpoint is on its way to the disk
+        ("margin", [("AdamW", 5), ("AdamW", 4), ("fsync", 5)]),
+        # before the first checkpoint; between a checkpoint's being whole and having its name
+        ("proxies", [("SGD", 2), ("replace", 6), ("SGD", 8)]),
+        # after an evaluation that was no better
+        ("patience", [("AdamW", 7)]),
+    ],
+)
+def test_a_killed_run_ends_in_the_same_bytes(unbroken, tmp_path, name, deaths):
+    for function, calls in deaths:
+        code = child(train_until, tmp_path / "run", RECIPES[name], function, calls)
+        assert code == -signal.SIGKILL
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "last" not in written
+    assert "checkpoint" in written
+    train(tmp_path / "run", *RECIPES[name])
+    assert contents(tmp_path / "run") == unbroken[name][2]
+
+
+def test_a_kill_inside_a_write_leaves_half_a_file_and_harms_nothing(unbroken, tmp_path):
+    # Two fsyncs (of the file, of its folder) each: recipe, run.json, weights and config; then the log's own.
+    assert child(train_until, tmp_path, RECIPES["margin"], "fsync", 4 * 2 + 1 + 1) == -signal.SIGKILL
+    parts = [path.name for path in (tmp_path / "checkpoint").glob("*.part")]
+    assert parts == ["step-000000003.safetensors.part"], list((tmp_path / "checkpoint").iterdir())
+    train(tmp_path, *RECIPES["margin"])
+    assert contents(tmp_path) == unbroken["margin"][2]
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(unbroken, tmp_path, how):
+    assert child(train_until, tmp_path, RECIPES["margin"], "AdamW", 8) == -signal.SIGKILL
+    newest = sorted((tmp_path / "checkpoint").glob("step-*"))[-1]
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 4
+    newest.write_bytes(data[: len(data) // 2] if how == "cut" else data)
+    with pytest.warns(UserWarning, match="step-000000006.safetensors is damaged"):
+        train(tmp_path, *RECIPES["margin"])
+    assert contents(tmp_path) == unbroken["margin"][2]
+
+
+def test_a_finished_run_is_read_and_not_run_again(unbroken, monkeypatch):
+    folder, first, before = unbroken["proxies"]
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda *_: pytest.fail("trained again"))
+    (folder / "checkpoint").mkdir()  # as if killed after its last word
+    again = train(folder, *RECIPES["proxies"])
+    assert contents(folder) == before
+    assert not (folder / "checkpoint").exists()
+    assert (again.best, again.test, again.epoch, again.history) == (
+        first.best,
+        first.test,
+        first.epoch,
+        first.history,
+    )
+    assert "was finished before; give another folder" in again.text()
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
+
+
+def test_a_folder_of_another_run_is_left_alone(unbroken):
+    folder, _, before = unbroken["margin"]
+    with pytest.raises(ValueError, match=r"holds a run with train.ema=0.8, not 0.0: nothing was changed; "):
+        train(folder, *RECIPES["margin"], "train.ema=0.0")
+    other = Noise().catalog()
+    other.labels[0] = 3
+    with pytest.raises(ValueError, match=r"holds a run on other data, 'noise': nothing was changed"):
+        fit(recipe(*RECIPES["margin"]), other, folder, pixels=Noise(), device="cpu", progress=False)
+    assert contents(folder) == before
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(unbroken, tmp_path, monkeypatch):
+    original, steps = durable.write, []
+
+    def full(path, data):
+        if "step-" in path.name:
+            steps.append(path)
+            if len(steps) == 6:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(path, data)
+
+    monkeypatch.setattr(durable, "write", full)
+    complaint = r"No space left on device: step 5 is kept; make room and run the same again"
+    with pytest.raises(OSError, match=complaint) as caught:
+        train(tmp_path, *RECIPES["margin"])
+    assert "\n" not in str(caught.value)
+    train(tmp_path, *RECIPES["margin"])
+    assert contents(tmp_path) == unbroken["margin"][2]
+
+
+def _with_little_room(folder, changes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # a model fits, a checkpoint does not
+    try:
+        train(folder, *changes)
+    except OSError as error:
+        (folder / "said").write_text(str(error))
+        raise SystemExit(2) from None
+
+
+def test_a_file_that_may_not_grow_stops_the_run_in_one_line(unbroken, tmp_path):
+    assert child(_with_little_room, tmp_path, RECIPES["margin"]) == 2
+    assert "File too large: no checkpoint was due yet; make room" in (tmp_path / "said").read_text()
+    assert not list(tmp_path.rglob("*.part"))
+    (tmp_path / "said").unlink()
+    train(tmp_path, *RECIPES["margin"])
+    assert contents(tmp_path) == unbroken["margin"][2]
+
+
+@pytest.mark.usefixtures("unbroken")
+def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert child(train_until, tmp_path, RECIPES["margin"], "AdamW", 12) == -signal.SIGKILL
+    train(tmp_path, *RECIPES["margin"])
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    seen = events.EventAccumulator(str(tmp_path / "events"), {"histograms": 0})
+    seen.Reload()
+    for name in ("loss", "gradient_norm", "P@1"):
+        expected = [(line["step"], line[name]) for line in log if name in line]
+        points = [(point.step, point.value) for point in seen.Scalars(name)]
+        assert [step for step, _ in points] == [step for step, _ in expected]
+        assert [value for _, value in points] == pytest.approx([value for _, value in expected])
+    assert len(seen.Histograms("beta_histogram")) == len([line for line in log if "beta" in line])
