@@ -10,9 +10,23 @@ from torch import Tensor, nn
 from firstpage.models.backbones.batch_norm import keep_statistics
 from firstpage.training.draws import draws
 
-__all__ = ["backward"]
+__all__ = ["backward", "places"]
 
 Levels = tuple[Tensor, ...]
+
+
+def places(rows: int, chunk: int = 0) -> list[slice]:
+    """The chunks of `rows` images, at least one.
+
+    A rank without a row embeds no images all the same: its parameters get gradients of 0, like the others'.
+
+    >>> places(5, 2), places(0)
+    ([slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)], [slice(0, 0, None)])
+    """
+    if chunk < 0:
+        raise ValueError(f"batch.chunk={chunk}: must not be negative; 0 embeds the whole batch at once")
+    size = chunk or max(1, rows)
+    return [slice(begin, min(rows, begin + size)) for begin in range(0, max(1, rows), size)]
 
 
 def backward(
@@ -62,28 +76,24 @@ def backward(
     >>> torch.allclose(*gradients, atol=1e-6)
     True
     """
-    if chunk < 0:
-        raise ValueError(f"batch.chunk={chunk}: must not be negative; 0 embeds the whole batch at once")
-    size = chunk or max(1, rows)
-    # A rank without a row embeds no images all the same: its parameters get gradients of 0, like the others'.
-    places = [slice(begin, min(rows, begin + size)) for begin in range(0, max(1, rows), size)]
+    chunks = places(rows, chunk)
     device = next(model.parameters()).device
 
     def replayed(place: slice) -> Levels:
         with draws(device, *key, place.start):
             return embed(place)
 
-    if len(places) == 1:
-        value = loss(replayed(places[0]))
+    if len(chunks) == 1:
+        value = loss(replayed(chunks[0]))
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
     with torch.no_grad(), keep_statistics(model):
-        chunks = [replayed(place) for place in places]
-    levels = tuple(torch.cat(parts).requires_grad_() for parts in zip(*chunks, strict=True))
+        pieces = [replayed(place) for place in chunks]
+    levels = tuple(torch.cat(parts).requires_grad_() for parts in zip(*pieces, strict=True))
     value = loss(levels)
     value.backward()  # type: ignore[no-untyped-call]
     gradients = [level.grad if level.grad is not None else torch.zeros_like(level) for level in levels]
-    for place in places:
+    for place in chunks:
         torch.autograd.backward(replayed(place), [gradient[place] for gradient in gradients])
     return value.detach()

@@ -49,10 +49,9 @@ def total(
 ) -> Tensor:
     """The sum of all levels' losses; each level's candidates are the batch, and its memory if it has one.
 
-    >>> from firstpage.losses import TopKPrecision
-    >>> labels = torch.tensor([0, 0, 1, 1])
-    >>> total([TopKPrecision()], [torch.eye(4)], labels, torch.arange(4))
-    tensor(0.1000)
+    >>> labels, ids = torch.tensor([0, 0, 1, 1]), torch.arange(4)
+    >>> total([losses.Triplet(margin=0.2), losses.Triplet(margin=0.3)], 2 * [torch.eye(4)], labels, ids)
+    tensor(0.5000)
     """
     remembered = list(memories)
     terms = []

@@ -6,7 +6,7 @@ import copy
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from firstpage.data.augment import Augment
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore, sent, staging
+from firstpage.losses.base import Loss
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.pairs import Pairs
 from firstpage.training import health
@@ -103,7 +104,9 @@ def _fit(
     if recipe.train.sync_batch_norm:
         sync_batch_norm(model)
     if pixels is None:
-        make_plan(recipe, catalog, None, model, ranks.world)  # what is wrong is said before an hour of decoding
+        make_plan(
+            recipe, catalog, None, model, ranks.world
+        )  # what is wrong is said before an hour of decoding
         stores = Path(cache) if cache is not None else cache_folder() / "pixels"
         pixels = PixelStore.build(
             catalog, stores, size=recipe.model.stored, resize=recipe.model.resize, progress=progress
@@ -132,7 +135,7 @@ def _fit(
         "loss": criteria,
         "optimiser": optimiser,
         "sampler": sampler,
-        "memories": memories,
+        "memories": nn.ModuleList(memories),
         "watch": watch,
     } | ({"average": average} if average is not None else {})
     saved = ranks.told(checkpoints.newest())
@@ -161,7 +164,7 @@ def _fit(
         }
 
     def inputs(rows: list[int], step: int, first: int = 0) -> Tensor:
-        """Images of a step as the network sees them; `first` is the place of the first in the global batch."""
+        """Images of a step as the network sees them, from the place `first` of the global batch on."""
         return augment(pixels.batch(roles.train[rows], place), seed=seed, step=step, first=first)
 
     def embedded(rows: list[int], share: slice, at: slice) -> Levels:
@@ -171,6 +174,8 @@ def _fit(
             levels: Levels = embed(images)
         return levels
 
+    everyone: list[Tensor] = []  # the levels of the last global batch
+
     def measured(target: Tensor, ids: Tensor, levels: Levels) -> Tensor:
         """The loss of the global batch, of which `levels` are this rank's."""
         nonlocal everyone
@@ -179,7 +184,6 @@ def _fit(
         with draws(place, "loss", seed, step):  # the same lots on all ranks
             return total(measure, everyone, target, ids, memories)
 
-    everyone: list[Tensor] = []
     scene = Scene(recipe, catalog, model, criteria, memories, roles.train, labels, inputs, half, ranks.world)
     guard = Guard(scene, place, run.folder)
     guard.protect(optimiser)
@@ -201,7 +205,7 @@ def _fit(
 
     def look(epoch: int, target: Tensor, ids: Tensor, loss: Tensor, norm: Tensor) -> None:
         """Wait for the device, and log how the step went."""
-        level, part = everyone[-1].detach(), criteria[-1]
+        level, part = everyone[-1].detach(), cast(Loss, criteria[-1])
         more = memories[-1].candidates(level, target, ids) if memories else {"image_ids": ids}
         with draws(place, "loss", seed, step - 1):  # to look must not change what comes
             found = health.measure(part, Pairs.of(level, target, **more))

@@ -94,9 +94,7 @@ class Memory(nn.Module):
         }
 
     @torch.no_grad()
-    def push(
-        self, embeddings: Tensor, labels: Tensor, ids: Tensor, *, unless: Tensor | None = None
-    ) -> None:
+    def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor, *, unless: Tensor | None = None) -> None:
         """Keep a batch, in place of the oldest. Call it after the loss: a batch is not its own memory.
 
         Args:

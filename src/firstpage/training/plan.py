@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     labels: Tensor
     sampler: GroupSampler
     criteria: nn.ModuleList
-    memories: nn.ModuleList
+    memories: list[Memory]
 
 
 def make_plan(
@@ -77,7 +77,7 @@ def make_plan(
     )
     with draws(place, "plan", seed):  # however often it is made, proxies begin alike
         criteria = make_criteria(recipe, model, len(names), len(catalog)).to(place)
-    memories = nn.ModuleList()
+    memories = []
     for part in criteria if recipe.memory.size else ():
         check_memory(part, recipe.memory.size, len(roles.train))  # type: ignore[arg-type]
         width = model.dim // len(model.heads)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from firstpage.data.catalog import Catalog
 from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
+from firstpage.training.ranks import Ranks
 from firstpage.training.recipe import TrainSettings
 
 __all__ = ["Roles", "Search", "assign"]
@@ -29,14 +30,20 @@ class Search:
     queries: Rows
     gallery: Rows | None = None
 
-    def measure(self, model: Embedder, pixels: Pixels, labels: NDArray[np.int64]) -> dict[str, float]:
-        """The model's figures in this test, by name."""
+    def measure(
+        self,
+        model: Embedder,
+        pixels: Pixels,
+        labels: NDArray[np.int64],
+        ranks: Ranks = Ranks(),  # noqa: B008
+    ) -> dict[str, float]:
+        """The model's figures in this test, by name; each rank embeds its share of the images."""
 
         def part(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-            vectors = model.embed(pixels, rows=rows, progress=False).to(model.device)
-            return vectors, torch.from_numpy(labels[rows]).to(model.device)
+            return ranks.embed(model, pixels, rows), torch.from_numpy(labels[rows]).to(model.device)
 
-        return evaluate(*part(self.queries), *(part(self.gallery) if self.gallery is not None else ())).row()
+        gallery = part(self.gallery) if self.gallery is not None else ()
+        return ranks.told(evaluate(*part(self.queries), *gallery).row())
 
 
 @dataclass(frozen=True, eq=False)
