@@ -72,21 +72,22 @@ class Record:
     def series(self) -> dict[str, Series]:
         """Every number that was logged along the steps, by name.
 
-        NaN and infinity stay: a curve that breaks off is a finding.
+        NaN and infinity stay: a curve that breaks off is a finding. A run that went on from a checkpoint may
+        log a step again: the later line counts.
 
         >>> log = [{"step": 0, "epoch": 0, "P@1": 1.0}, {"step": 9, "active": 0.5, "epoch": 1, "P@1": 4.0}]
         >>> Record(Path(), Recipe(), {}, log).series()
         {'P@1': ([0.0, 9.0], [1.0, 4.0]), 'active': ([9.0], [0.5])}
         """
-        found: dict[str, Series] = {}
+        found: dict[str, dict[float, float]] = {}
         for line in self.log:
             for name, value in line.items():
                 if name in ("step", "epoch") or isinstance(value, bool) or not isinstance(value, int | float):
                     continue
-                steps, values = found.setdefault(name, ([], []))
-                steps.append(float(line["step"]))
-                values.append(float(value))
-        return found
+                found.setdefault(name, {})[float(line["step"])] = float(value)
+        return {
+            name: (sorted(points), [points[step] for step in sorted(points)]) for name, points in found.items()
+        }
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

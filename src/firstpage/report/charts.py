@@ -1,0 +1,155 @@
+"""Figures as part of the page: vector graphics whose colours are the page's own, so that they turn dark with it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from firstpage.figures.precision_recall import plot_precision_recall
+from firstpage.figures.roc import plot_roc
+from firstpage.figures.style import Style
+from firstpage.report.markup import Html, tag, text
+from firstpage.report.measure import Measured
+from firstpage.report.record import Series
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["LOOK", "along", "chart", "health_charts", "ranking_charts", "training_charts"]
+
+TRAINING = ("loss", "P@1", "MAP@R", "lr")  # what every run logs; the rest is its health
+
+RUNS = 6  # colours for runs; after them they repeat, with other lines
+# Matplotlib knows no variables of CSS. It is given colours nobody would choose, and they are replaced.
+_STAND_INS = {"ink": "#010203", "faint": "#010204", "right": "#010205", "wrong": "#010206"} | {
+    f"run-{number}": f"#01021{number}" for number in range(RUNS)
+}
+_VARIABLES = {stand_in: f"var(--{'line' if name == 'faint' else name})" for name, stand_in in _STAND_INS.items()}
+_HEALTH = {
+    "active": "Share of the batch that still has something to learn",
+    "spread": "How far the embeddings spread",
+    "collapse": "How near all embeddings are to one point",
+    "gradient_norm": "Norm of the gradient",
+}
+
+LOOK = Style(
+    paper="none",
+    ink=_STAND_INS["ink"],
+    faint=_STAND_INS["faint"],
+    colours=tuple(_STAND_INS[f"run-{number}"] for number in range(RUNS)),
+    right=_STAND_INS["right"],
+    wrong=_STAND_INS["wrong"],
+)
+
+
+def ranking_charts(runs: Mapping[str, Measured]) -> list[Html]:
+    """Precision against recall, and ROC, of all runs."""
+    precision = plot_precision_recall({name: run.retrieval.pr_curve for name, run in runs.items()}, look=LOOK)
+    roc = plot_roc({name: run.retrieval.roc_curve for name, run in runs.items()}, look=LOOK)
+    drawn = [
+        chart(precision, "Precision against recall", "Precision against recall, averaged over queries"),
+        chart(roc, "ROC curve", "True against false positives, averaged over queries; dotted: by chance"),
+    ]
+    return [tag("div", *drawn, class_="charts")]
+
+
+def training_charts(runs: Mapping[str, Measured]) -> list[Html]:
+    """What every run logs: its loss, its test and its rate."""
+    captions = {"loss": "Training loss", "lr": "Learning rate of the backbone"}
+    logged = _logged(runs)
+    drawn = [
+        chart(along(logged[name], name), f"{captions.get(name, name)} along training", captions.get(name, f"{name} of the test, %"))
+        for name in TRAINING
+        if name in logged
+    ]
+    return [tag("div", *drawn, class_="charts")] if drawn else []
+
+
+def health_charts(runs: Mapping[str, Measured]) -> list[Html]:
+    """Whatever else was logged along training and is no figure of the test."""
+    names = [name for name in _logged(runs) if name not in TRAINING and not _is_metric(name)]
+    drawn = [
+        chart(along(_logged(runs)[name], _words(name)), f"{_words(name)} along training", _HEALTH.get(name, _words(name)))
+        for name in names
+    ]
+    return [tag("div", *drawn, class_="charts")] if drawn else []
+
+
+def chart(figure: Figure, title: str, caption: object) -> Html:
+    """A figure with its caption, as a card.
+
+    Args:
+        figure: drawn with `LOOK`.
+        title: what it shows, also for who cannot see it.
+        caption: below it.
+
+    >>> "<svg role=\"img\" aria-label=\"Loss\"" in chart(LOOK.panels()[0], "Loss", "The loss")
+    True
+    """
+    return tag("figure", _svg(figure, title), tag("figcaption", caption), class_="card")
+
+
+def _logged(runs: Mapping[str, Measured]) -> dict[str, dict[str, Series]]:
+    """Name → run → series."""
+    found: dict[str, dict[str, Series]] = {}
+    for run, measured in runs.items():
+        record = measured.subject.record
+        for name, series in ({} if record is None else record.series()).items():
+            found.setdefault(name, {})[run] = series
+    return found
+
+
+def _is_metric(name: str) -> bool:
+    return "@" in name or name in ("mAP", "MRR", "AUC")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace(".", " ")
+
+
+def along(runs: Mapping[str, Series], name: str) -> Figure:
+    """A logged number along the steps of one run or several. What is not finite is marked where it began.
+
+    >>> figure = along({"a": ([0, 10, 20], [3.0, 2.0, float("nan")])}, "loss")
+    >>> len(figure.axes[0].lines)  # the curve, and where it broke off
+    2
+    """
+    figure, (axes,) = LOOK.panels(width=8.6, height=5.6)
+    for number, (run, (steps, values)) in enumerate(runs.items()):
+        marker = "o" if len(values) <= 40 else None
+        axes.plot(steps, values, label=run, marker=marker, markersize=2.2, **LOOK.curve(number))
+        broken = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
+        if broken:
+            axes.axvline(broken[0], color=LOOK.wrong, linewidth=1.0, linestyle=":")
+            axes.annotate(
+                "not finite", (broken[0], 1), xycoords=("data", "axes fraction"), fontsize=7, color=LOOK.wrong
+            )
+    LOOK.label(axes, "step", name)
+    axes.margins(x=0.02)
+    if len(runs) > 1:
+        LOOK.legend(axes)
+    return figure
+
+
+def _svg(figure: Figure, title: str) -> Html:
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "firstpage"}):
+        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index("<svg") :].strip()
+    for stand_in, variable in _VARIABLES.items():
+        drawn = drawn.replace(stand_in, variable)
+    # Names inside one graphic must not meet those of another on the page.
+    prefix = f"f{hashlib.blake2b(drawn.encode(), digest_size=4).hexdigest()}-"
+    drawn = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}", drawn)
+    drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", drawn)
+    drawn = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", drawn, count=1, flags=re.DOTALL)
+    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{text(title)}" ', 1)
+    return Html(drawn.replace("xlink:href", "href"))

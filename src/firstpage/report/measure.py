@@ -1,0 +1,187 @@
+"""All that is said of a model on its test: figures with intervals, classes, confusions; as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
+from firstpage.report.subject import Subject
+
+__all__ = ["Estimate", "Measured", "measure"]
+
+WORST = 10  # classes and pairs of classes that a text names
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure in percent, with its 95 % intervals over other queries and over other classes.
+
+    >>> Estimate("P@1", 50.0, (40.0, 60.0), (30.0, 70.0)).value
+    50.0
+    """
+
+    name: str
+    value: float
+    queries: tuple[float, float] | None = None
+    classes: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A subject's figures.
+
+    Attributes:
+        subject: what was measured.
+        retrieval: what its searches return.
+        clustering: how its clusters agree with the classes, unless that was left out.
+        verification: how well it tells pairs apart, where the data has pairs.
+    """
+
+    subject: Subject
+    retrieval: Retrieval
+    clustering: Clustering | None
+    verification: Verification | None
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Every retrieval figure by name, with intervals where it is a mean over queries."""
+        found = {}
+        for name, value in self.retrieval.row().items():
+            if name in self.retrieval.per_query:
+                over_queries = self.retrieval.interval(name, over="queries")
+                over_classes = self.retrieval.interval(name, over="classes")
+                found[name] = Estimate(name, value, over_queries, over_classes)
+            else:
+                found[name] = Estimate(name, value)
+        return found
+
+    @cached_property
+    def classes(self) -> list[dict[str, Any]]:
+        """Each class by name, with its queries and their figures; the worst first."""
+        names = self.subject.catalog.classes
+        return [{"class": names[label]} | figures for label, figures in self.retrieval.by_class().items()]
+
+    def confusions(self, count: int = WORST) -> list[dict[str, Any]]:
+        """The pairs of classes most often confused: a first result of the second for a query of the first."""
+        names = self.subject.catalog.classes
+        return [
+            {"query": names[query], "found": names[found], "count": times}
+            for query, found, times in self.retrieval.confusions(count)
+        ]
+
+    def headline(self) -> str:
+        """What was searched for what, in a line."""
+        subject, retrieval = self.subject, self.retrieval
+        among = "one another" if subject.gallery is None else f"{len(subject.gallery):,} images"
+        return (
+            f"{subject.name} on {subject.catalog.name}: {retrieval.queries:,} queries among {among}, "
+            f"{len(self.classes):,} classes, {subject.protocol} protocol"
+        )
+
+    def text(self, every_class: bool = False) -> str:
+        """The figures for a person.
+
+        Args:
+            every_class: the table of all classes, not only of the worst.
+        """
+        lines = [self.headline(), "", f"{'':8}{'%':>7}   {'95 % over queries':>17}   {'over classes':>13}"]
+        for estimate in self.estimates.values():
+            spans = "".join(
+                f"   {_span(span):>{width}}"
+                for span, width in ((estimate.queries, 17), (estimate.classes, 13))
+            )
+            lines.append(f"{estimate.name:8}{estimate.value:7.2f}{spans}".rstrip())
+        if self.clustering is not None:
+            pairs = "  ".join(f"{name} {value:.2f}" for name, value in self.cluster_figures.items())
+            lines += ["", f"clusters  {pairs}"]
+        if self.verification is not None:
+            pairs = "  ".join(f"{name} {value:.2f}" for name, value in self.verification_figures.items())
+            lines += ["", f"pairs     {pairs}"]
+        shown = self.classes if every_class else self.classes[:WORST]
+        title = "classes, the worst first" if every_class else "worst classes"
+        lines += ["", *_table(title, shown)]
+        confused = self.confusions()
+        if confused:
+            lines += ["", "most confused (first result of another class)"]
+            lines += [f"{pair['count']:6}  {pair['query']} → {pair['found']}" for pair in confused]
+        if self.retrieval.without_positive:
+            lines += ["", f"{self.retrieval.without_positive:,} queries have no image to find, and are left out"]
+        return "\n".join(lines)
+
+    @property
+    def cluster_figures(self) -> dict[str, float]:
+        """The figures of the clustering by name, in percent."""
+        if self.clustering is None:
+            return {}
+        found = self.clustering
+        return {"NMI": found.nmi, "NMI (arithmetic)": found.nmi_arithmetic, "AMI": found.ami, "F1": found.f1}
+
+    @property
+    def verification_figures(self) -> dict[str, float]:
+        """The figures of the verification by name, in percent."""
+        if self.verification is None:
+            return {}
+        found = self.verification
+        return {"accuracy": found.accuracy, "± standard error": found.standard_error, "AUC": found.auc} | {
+            f"TAR@FAR={far:g}": value for far, value in found.tar.items()
+        }
+
+    def json(self) -> str:
+        """All of it, as JSON."""
+        about = {
+            "subject": self.subject.name,
+            "data": self.subject.catalog.name,
+            "protocol": self.subject.protocol,
+            "queries": self.retrieval.queries,
+            "gallery": None if self.subject.gallery is None else len(self.subject.gallery),
+            "without_positive": self.retrieval.without_positive,
+            "retrieval": {name: asdict(estimate) for name, estimate in self.estimates.items()},
+            "clustering": self.cluster_figures or None,
+            "verification": self.verification_figures or None,
+            "classes": self.classes,
+            "confusions": self.confusions(),
+        }
+        return json.dumps(about, indent=2, ensure_ascii=False)
+
+
+def measure(subject: Subject, *, clustering: bool = True) -> Measured:
+    """Measure a subject in all the ways its data allows.
+
+    Args:
+        subject: what to measure.
+        clustering: also cluster the test images, which costs much with thousands of classes.
+    """
+    labels, gallery_labels = subject.labels, subject.gallery_labels
+    retrieval = evaluate(subject.queries, labels, subject.gallery, gallery_labels)
+    clusters = None
+    if clustering:
+        vectors, codes = subject.queries, labels
+        if subject.gallery is not None and gallery_labels is not None:
+            vectors, codes = torch.cat((vectors, subject.gallery)), torch.cat((codes, gallery_labels))
+        if len(codes.unique()) > 1:
+            clusters = cluster(vectors, codes)
+    return Measured(subject, retrieval, clusters, _verified(subject))
+
+
+def _verified(subject: Subject) -> Verification | None:
+    return None
+
+
+def _span(span: tuple[float, float] | None) -> str:
+    return "" if span is None else f"{span[0]:.1f} – {span[1]:.1f}"
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
+    columns = [name for name in ("P@1", "P@5", "R@4", "MAP@R") if rows and name in rows[0]]
+    width = min(60, max((len(str(row["class"])) for row in rows), default=0))
+    width = max(width, len(title))
+    lines = [f"{title:{width}}  {'queries':>7}" + "".join(f"{name:>8}" for name in columns)]
+    for row in rows:
+        figures = "".join(f"{row[name]:8.1f}" for name in columns)
+        lines.append(f"{row['class']!s:{width}.{width}}  {row['queries']:7,.0f}{figures}")
+    return lines

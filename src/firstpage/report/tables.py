@@ -1,0 +1,202 @@
+"""The page's tables: the figures of one run or several, and what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from firstpage.report.facts import differences, facts
+from firstpage.report.markup import Html, join, tag
+from firstpage.report.measure import Estimate, Measured
+from firstpage.report.record import Record
+
+__all__ = ["comparison", "metrics", "swatch", "tiles", "what_ran"]
+
+HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
+_MEANINGS = {
+    "P@R": "right among the first R, R being all there are",
+    "MAP@R": "precision at each hit among the first R",
+    "mAP": "average precision over the whole ranking",
+    "MRR": "one over the place of the first hit",
+    "AUC": "a right image ranks before a wrong one",
+    "NMI": "clusters against classes, geometric mean",
+    "NMI (arithmetic)": "the same, arithmetic mean",
+    "AMI": "the same, corrected for chance",
+    "F1": "pairs in one cluster against pairs of one class",
+    "accuracy": "pairs told apart, mean of the folds",
+}
+
+
+def tiles(measured: Measured) -> Html:
+    """The figures a reader looks for first, large."""
+    start = _untrained(measured)
+    cards = []
+    for name in HEADLINES:
+        if name not in measured.estimates:
+            continue
+        estimate = measured.estimates[name]
+        before = f"untrained {start[name]:.1f}" if name in start else None
+        cards.append(
+            tag(
+                "div",
+                tag("dt", tag("strong", name), tag("br"), _meaning(name)),
+                tag("dd", f"{estimate.value:.1f}", tag("small", " %"), class_="value"),
+                tag("dd", _strip(estimate)),
+                tag("dd", f"95 %: {_span(estimate.queries)}", class_="note") if estimate.queries else None,
+                tag("dd", before, class_="note") if before else None,
+                class_="tile card",
+            )
+        )
+    return tag("dl", *cards, class_="tiles")
+
+
+def metrics(measured: Measured) -> Html:
+    """Every figure with its intervals."""
+    rows = [
+        tag(
+            "tr",
+            tag("th", estimate.name, scope="row"),
+            tag("td", _meaning(estimate.name), class_="note wide-only"),
+            tag("td", f"{estimate.value:.2f}", class_="num"),
+            tag("td", _span(estimate.queries), class_="num"),
+            tag("td", _span(estimate.classes), class_="num"),
+            tag("td", _strip(estimate), class_="wide-only"),
+        )
+        for estimate in _all(measured).values()
+    ]
+    head = tag(
+        "tr",
+        tag("th", "Figure", scope="col"),
+        tag("th", "What it is", scope="col", class_="wide-only"),
+        tag("th", "%", scope="col", class_="num"),
+        tag("th", "95 % over queries", scope="col", class_="num"),
+        tag("th", "over classes", scope="col", class_="num"),
+        tag("th", "0 … 100", scope="col", class_="wide-only"),
+    )
+    return _table(head, rows)
+
+
+def comparison(runs: Mapping[str, Measured]) -> Html:
+    """The figures of several runs beside one another, each with its interval, the highest in bold."""
+    columns = {name: _all(measured) for name, measured in runs.items()}
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    rows = []
+    for name in names:
+        values = {run: column[name] for run, column in columns.items() if name in column}
+        highest = max(estimate.value for estimate in values.values())
+        cells = []
+        for number, run in enumerate(runs):
+            if run not in values:
+                cells.append(tag("td", "–", class_="num"))
+                continue
+            estimate = values[run]
+            best = estimate.value == highest and name != "± standard error"
+            span = tag("span", _span(estimate.queries), class_="span") if estimate.queries else None
+            cells.append(
+                tag(
+                    "td",
+                    tag("span", f"{estimate.value:.2f}", class_="best" if best else None),
+                    tag("br") if span else None,
+                    span,
+                    _strip(estimate),
+                    class_="num",
+                    style=f"--tint: var(--run-{number % 6})",
+                )
+            )
+        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
+    head = tag("tr", tag("th", "%", scope="col"), *_run_heads(list(runs)))
+    return _table(head, rows)
+
+
+def what_ran(runs: Mapping[str, Measured]) -> Html:
+    """The facts of each run, where several differ, and the recipes whole."""
+    records = {name: run.subject.record for name, run in runs.items() if run.subject.record is not None}
+    if not records:
+        return tag("p", "A saved model, without the folder of the run that made it.", class_="note")
+    if len(records) == 1:
+        (record,) = records.values()
+        pairs = [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts(record).items()]
+        body = tag("dl", *pairs, class_="facts")
+    else:
+        body = _facts_beside(records)
+    recipes = [
+        tag(
+            "details",
+            tag("summary", f"The recipe of {name}, whole"),
+            tag("pre", tag("code", record.recipe.toml()), tabindex=0),
+        )
+        for name, record in records.items()
+    ]
+    return join([body, *recipes])
+
+
+def _facts_beside(records: Mapping[str, Record]) -> Html:
+    changed = differences([record.recipe for record in records.values()])
+    columns = [facts(record) for record in records.values()]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    head = tag("tr", tag("th", "", scope="col"), *_run_heads(list(records)))
+
+    def row(name: str, values: Sequence[str]) -> Html:
+        return tag("tr", tag("th", name, scope="row"), *(tag("td", value) for value in values))
+
+    parts = []
+    if changed:
+        parts += [tag("h3", "Settings that differ"), _table(head, [row(*item) for item in changed.items()])]
+    rows = [row(name, [column.get(name, "–") for column in columns]) for name in names]
+    return join([*parts, tag("h3", "All of it"), _table(head, rows)])
+
+
+def swatch(number: int) -> Html:
+    """The colour of a run."""
+    return tag("span", class_="swatch", style=f"--tint: var(--run-{number % 6})", aria_hidden="true")
+
+
+def _run_heads(names: Sequence[str]) -> list[Html]:
+    return [
+        tag("th", swatch(number), tag("bdi", name), scope="col", class_="num")
+        for number, name in enumerate(names)
+    ]
+
+
+def _table(head: Html, rows: Sequence[Html]) -> Html:
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="scroll", tabindex=0)
+
+
+def _all(measured: Measured) -> dict[str, Estimate]:
+    more = measured.cluster_figures | {
+        f"pairs: {name}": value for name, value in measured.verification_figures.items()
+    }
+    return measured.estimates | {name: Estimate(name, value) for name, value in more.items()}
+
+
+def _untrained(measured: Measured) -> dict[str, float]:
+    """The figures of the same test before training, where the log has them."""
+    record = measured.subject.record
+    if record is None or not measured.subject.own_data or record.recipe.train.protocol != "paper":
+        return {}
+    return next((line for line in record.log if line.get("epoch") == 0 and "P@1" in line), {})
+
+
+def _meaning(name: str) -> str:
+    kind, _, count = name.removeprefix("pairs: ").partition("@")
+    if count.isdigit():
+        if kind == "P":
+            return "first results that are right" if count == "1" else f"right among the first {count}"
+        return f"a right one among the first {count}"
+    return _MEANINGS.get(name.removeprefix("pairs: "), "")
+
+
+def _span(span: tuple[float, float] | None) -> str:
+    return "" if span is None else f"{span[0]:.1f} – {span[1]:.1f}"
+
+
+def _strip(estimate: Estimate) -> Html | None:
+    if not 0 <= estimate.value <= 100:
+        return None
+    low, high = estimate.queries or (estimate.value, estimate.value)
+    return tag(
+        "span",
+        tag("i", style=f"left: {low:.2f}%; width: {high - low:.2f}%"),
+        tag("b", style=f"left: {estimate.value:.2f}%"),
+        class_="strip",
+        aria_hidden="true",
+    )
