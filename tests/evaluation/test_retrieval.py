@@ -1,74 +1,299 @@
-"""Retrieval metrics against loops."""
+"""Retrieval metrics against loops, scikit-learn and pytorch-metric-learning."""
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+import sklearn.metrics
 import torch
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-from firstpage.evaluation import evaluate
+from firstpage.evaluation import evaluate, ranking
+
+KS = (1, 2, 5, 30)
 
 
-def naive(embeddings, labels, gallery, gallery_labels, ks, alone):
-    """Rank by (−similarity, index), query by query."""
-    unit = torch.nn.functional.normalize
-    similarity = unit(embeddings, dim=1) @ unit(gallery, dim=1).T
-    rows = []
-    for q in range(len(labels)):
-        others = [c for c in range(len(gallery)) if not (alone and c == q)]
-        ranked = sorted(others, key=lambda c: -similarity[q, c].item())
-        hits = [int(gallery_labels[c] == labels[q]) for c in ranked]
-        relevant = sum(hits)
+def naive(similarity, labels, gallery_labels, alone, ties, results):
+    """Every figure of every query by its definition: the ranking as a list of hits."""
+    rows, first = {}, {}
+    for q, label in enumerate(labels.tolist()):
+        others = [c for c in range(len(gallery_labels)) if not (alone and c == q)]
+        right = {c: int(gallery_labels[c]) == label for c in others}
+        late = right if ties == "pessimistic" else dict.fromkeys(others, False)
+        ordered = sorted(others, key=lambda c: (-similarity[q, c].item(), late[c], c))
+        hits = [right[c] for c in ordered]
+        relevant, wrong = sum(hits), len(hits) - sum(hits)
         if not relevant:
             continue
-        row = {f"P@{k}": sum(hits[:k]) / k for k in ks} | {f"R@{k}": float(any(hits[:k])) for k in ks}
+        row = {f"P@{k}": sum(hits[:k]) / k for k in KS} | {f"R@{k}": float(any(hits[:k])) for k in KS}
+        at = [sum(hits[: r + 1]) / (r + 1) for r in range(len(hits))]  # precision at each rank
         row["P@R"] = sum(hits[:relevant]) / relevant
-        row["MAP@R"] = sum(sum(hits[: r + 1]) / (r + 1) for r in range(relevant) if hits[r]) / relevant
-        rows.append(row)
-    return {name: 100 * sum(row[name] for row in rows) / len(rows) for name in rows[0]}, len(rows)
+        row["MAP@R"] = sum(at[r] for r in range(relevant) if hits[r]) / relevant
+        row["mAP"] = sum(at[r] for r in range(len(hits)) if hits[r]) / relevant
+        row["MRR"] = 1 / (hits.index(True) + 1)
+        in_order = sum(hit and not other for r, hit in enumerate(hits) for other in hits[r:])
+        row["AUC"] = in_order / relevant / wrong
+        rows[q] = {name: 100 * value for name, value in row.items()}
+        first[q] = ordered[:results]
+        rows[q]["precision"] = [
+            max(at[r] for r in range(len(hits)) if sum(hits[: r + 1]) >= level * relevant / 100)
+            for level in range(101)
+        ]
+        rows[q]["hits"] = hits
+    return rows, first
 
 
-@hypothesis.given(
-    st.integers(0, 10_000), st.integers(2, 14), st.integers(1, 5), st.booleans(), st.integers(1, 6)
-)
-def test_every_metric_equals_loops(seed, count, classes, alone, block):
-    generator = torch.Generator().manual_seed(seed)
-    points, labels = (
-        torch.randn(count, 6, generator=generator),
-        torch.randint(classes, (count,), generator=generator),
+def corners(generator, count):
+    """Corners of a cube, of length 2: their cosines are exact in any order of addition, and often equal."""
+    return torch.randint(2, (count, 4), generator=generator) * 2.0 - 1
+
+
+@st.composite
+def searches(draw):
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    count, others, classes = draw(st.integers(2, 14)), draw(st.integers(2, 80)), draw(st.integers(2, 6))
+    make = (
+        corners if draw(st.booleans()) else lambda g, n: torch.randn(n, 6, generator=g, dtype=torch.float64)
     )
-    gallery, gallery_labels = points, labels
-    if not alone:
-        gallery = torch.randn(9, 6, generator=generator)
-        gallery_labels = torch.randint(classes, (9,), generator=generator)
-    relevant = (labels[:, None] == gallery_labels).sum(1) - int(alone)
-    hypothesis.assume(bool((relevant > 0).any()))
-    ks = (1, 2, 5, 30)
-    found = evaluate(points, labels, *(() if alone else (gallery, gallery_labels)), ks=ks, block=block)
-    expected, queries = naive(points, labels, gallery, gallery_labels, ks, alone)
-    assert found.queries == queries
-    assert found.without_positive == count - queries
-    for name, value in found.row().items():
-        assert value == pytest.approx(expected[name], abs=1e-9), name
+    query = make(generator, count), torch.randint(-1, classes - 1, (count,), generator=generator)
+    if draw(st.booleans()):
+        return query, None
+    return query, (make(generator, others), torch.randint(-1, classes - 1, (others,), generator=generator))
+
+
+@pytest.mark.parametrize("way", ["compare", "search"])
+@pytest.mark.parametrize("ties", ["index", "pessimistic"])
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(searches(), st.integers(1, 6), st.integers(0, 12))
+def test_everything_equals_loops(ties, way, search, block, results):
+    (points, labels), gallery = search
+    alone = gallery is None
+    others, other_labels = gallery or (points, labels)
+    relevant = (labels[:, None] == other_labels).sum(1) - int(alone)
+    hypothesis.assume(bool((relevant > 0).any()) and len(other_labels.unique()) > 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "_SEARCH_ABOVE", {"cpu": 0 if way == "search" else 1000})
+        patch.setattr(ranking, "_STEP", {"cpu": 200})
+        found = evaluate(points, labels, *(gallery or ()), ks=KS, ties=ties, block=block, results=results)
+    unit = torch.nn.functional.normalize
+    similarity = unit(points, dim=1) @ unit(others, dim=1).T
+    expected, first = naive(similarity, labels, other_labels, alone, ties, results)
+
+    assert found.rows.tolist() == list(expected)
+    assert found.queries == len(expected)
+    assert found.without_positive == len(labels) - len(expected)
+    assert found.first.tolist() == list(first.values())
+    assert torch.equal(found.first_labels, other_labels[found.first])
+    assert torch.equal(found.labels, labels[found.rows])
+    for name, values in found.per_query.items():
+        assert values.tolist() == pytest.approx([row[name] for row in expected.values()], abs=1e-9), name
+        assert found.row()[name] == pytest.approx(values.mean().item(), abs=1e-9)
+    precision = torch.tensor([row["precision"] for row in expected.values()]).mean(0)
+    torch.testing.assert_close(found.pr_curve[1].float(), precision)
+    rates = [
+        sum(
+            sum(row["hits"][: r + 1]) / sum(row["hits"])
+            for row in expected.values()
+            for r in [_cut(row["hits"], rate)]
+        )
+        / len(expected)
+        for rate in found.roc_curve[0].tolist()
+    ]
+    assert found.roc_curve[1].tolist() == pytest.approx(rates)
+
+
+def _cut(hits, rate):
+    """The last rank that lets at most `rate` of the negatives pass."""
+    allowed = rate * (len(hits) - sum(hits)) + 1e-9
+    return max((r for r in range(len(hits)) if r + 1 - sum(hits[: r + 1]) <= allowed), default=-1)
+
+
+@pytest.fixture(scope="module")
+def birds():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(12, (300,), generator=generator)
+    centres = torch.randn(12, 16, generator=generator)
+    return centres[labels] + 2 * torch.randn(300, 16, generator=generator), labels
+
+
+def test_a_wide_gallery_equals_sorting():
+    generator = torch.Generator().manual_seed(1)
+    gallery = torch.randn(5000, 8, generator=generator, dtype=torch.float64)
+    gallery_labels = torch.randint(40, (5000,), generator=generator)  # 125 each: ranks by binary search
+    points, labels = torch.randn(7, 8, generator=generator, dtype=torch.float64), torch.arange(7)
+    found = evaluate(points, labels, gallery, gallery_labels, results=300)
+    unit = torch.nn.functional.normalize
+    order = (unit(points, dim=1) @ unit(gallery, dim=1).T).argsort(dim=1, descending=True)
+    assert torch.equal(found.first, order[:, :300])
+    hits = (gallery_labels[order] == labels[:, None]).double()
+    at = hits.cumsum(1) / torch.arange(1, 5001)
+    torch.testing.assert_close(found.per_query["mAP"], 100 * (at * hits).sum(1) / hits.sum(1))
+
+
+def test_scikit_learn_agrees(birds):
+    points, labels = birds
+    found = evaluate(points, labels)
+    unit = torch.nn.functional.normalize(points, dim=1)
+    similarity = unit @ unit.T
+    recall_levels = found.pr_curve[0].numpy()
+    curves, areas, averages = [], [], []
+    for q in range(len(labels)):
+        others = torch.arange(len(labels)) != q
+        truth, score = (labels == labels[q])[others].numpy(), similarity[q][others].numpy()
+        averages.append(100 * sklearn.metrics.average_precision_score(truth, score))
+        areas.append(100 * sklearn.metrics.roc_auc_score(truth, score))
+        precision, recall, _ = sklearn.metrics.precision_recall_curve(truth, score)
+        precision, recall = precision[:-1], recall[:-1]  # the last point is a convention, not a cut
+        curves.append([precision[recall >= level - 1e-9].max() for level in recall_levels])
+    assert found.per_query["mAP"].tolist() == pytest.approx(averages)
+    assert found.per_query["AUC"].tolist() == pytest.approx(areas)
+    torch.testing.assert_close(found.pr_curve[1], torch.tensor(curves, dtype=torch.float64).mean(0))
+
+
+def test_pytorch_metric_learning_agrees(birds):
+    points, labels = birds
+    theirs = AccuracyCalculator(
+        include=(
+            "precision_at_1",
+            "r_precision",
+            "mean_average_precision_at_r",
+            "mean_average_precision",
+            "mean_reciprocal_rank",
+        ),
+        k=len(labels) - 1,
+        knn_func=_cosine,
+        device=torch.device("cpu"),
+    ).get_accuracy(points, labels)
+    row = evaluate(points, labels).row()
+    ours = {
+        "precision_at_1": row["P@1"],
+        "r_precision": row["P@R"],
+        "mean_average_precision_at_r": row["MAP@R"],
+        "mean_average_precision": row["mAP"],
+        "mean_reciprocal_rank": row["MRR"],
+    }
+    assert ours == pytest.approx({name: 100 * value for name, value in theirs.items()}, rel=1e-5)
+
+
+def _cosine(query, k, reference, same_source):
+    unit = torch.nn.functional.normalize
+    similarity = unit(query, dim=1) @ unit(reference, dim=1).T
+    if same_source:
+        similarity.fill_diagonal_(-2)
+    return similarity.topk(k, dim=1)
+
+
+def test_the_copy_of_a_query_is_a_result_and_the_query_is_not():
+    points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8], [0.6, 0.8]])
+    found = evaluate(points, torch.tensor([0, 1, 0, 1]))
+    assert found.first[:, 0].tolist() == [1, 0, 3, 2]
+    assert found.precision[1] == 0
+
+
+def test_ties_by_index_or_against_us():
+    """All candidates are equal: the order is the tie rule alone."""
+    points, labels = torch.ones(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    by_index, worst = (evaluate(points, labels, ties=ties) for ties in ("index", "pessimistic"))
+    assert by_index.first[0].tolist() == [1, 2, 3, 4, 5]
+    assert by_index.per_query["MRR"].tolist() == pytest.approx([50, 100 / 3, 100, 50, 100, 50])
+    assert worst.first[0].tolist() == [1, 3, 5, 2, 4]
+    assert worst.per_query["MRR"].tolist() == [25] * 6
+    assert worst.auc == 0
+
+
+def test_intervals(birds):
+    found = evaluate(*birds)
+    low, high = found.interval("P@1")
+    assert (low, high) == found.interval("P@1", seed=0)
+    assert (low, high) != found.interval("P@1", seed=1)
+    share = found.precision[1] / 100
+    expected = 2 * 1.96 * 100 * (share * (1 - share) / found.queries) ** 0.5  # the normal approximation
+    assert low < found.precision[1] < high
+    assert high - low == pytest.approx(expected, rel=0.1)
+    # whole classes: as many independent parts as there are classes
+    sums = torch.zeros(12, dtype=torch.float64).index_add(0, found.labels, found.per_query["mAP"])
+    counts = torch.bincount(found.labels)
+    spread = (sums - found.row()["mAP"] * counts).square().sum().sqrt() / counts.sum()
+    low, high = found.interval("mAP", over="classes", samples=4000)
+    assert high - low == pytest.approx(2 * 1.96 * spread.item(), rel=0.15)
+
+
+def test_by_class_and_confusions(birds):
+    found = evaluate(*birds)
+    classes = found.by_class("mAP")
+    assert sorted(classes) == list(range(12))
+    assert [row["mAP"] for row in classes.values()] == sorted(row["mAP"] for row in classes.values())
+    for label, row in classes.items():
+        assert row["P@1"] == pytest.approx(found.per_query["P@1"][found.labels == label].mean().item())
+        assert row["queries"] == (birds[1] == label).sum()
+    wrong = {}
+    for label, other in zip(found.labels.tolist(), found.first_labels[:, 0].tolist(), strict=True):
+        if label != other:
+            wrong[label, other] = wrong.get((label, other), 0) + 1
+    pairs = found.confusions(1000)
+    assert {pair[:2]: pair[2] for pair in pairs} == wrong
+    assert [pair[2] for pair in pairs] == sorted(wrong.values(), reverse=True)
+    assert found.confusions(3) == pairs[:3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(birds, dtype):
+    points, labels = birds[0].to(dtype), birds[1]
+    assert evaluate(points, labels).row() == pytest.approx(evaluate(points.double(), labels).row(), abs=0.05)
+
+
+def test_lengths_do_not_matter(birds):
+    points, labels = birds
+    lengths = torch.logspace(-30, 30, len(labels))[:, None]
+    expected = evaluate(points.double(), labels).row()
+    assert evaluate(points * lengths, labels).row() == pytest.approx(expected, abs=0.05)
+
+
+two = torch.tensor([0, 0, 1])
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ((torch.eye(3), torch.arange(3)), "nothing to find"),
-        ((torch.eye(3), torch.zeros(2, dtype=torch.long)), "one label per row"),
-        ((torch.eye(3) / 0, torch.zeros(3, dtype=torch.long)), "NaN"),
-        ((torch.eye(3), torch.zeros(3, dtype=torch.long), torch.eye(3)), "gallery_labels"),
+        ((torch.eye(3), torch.arange(3)), "labels: .*nothing to find"),
+        ((torch.eye(3), torch.zeros(3).long()), "labels: all 3 are of one class"),
+        ((torch.eye(3), two, torch.eye(3), torch.zeros(3).long()), "gallery_labels: all 3 are of one class"),
+        ((torch.eye(3), torch.zeros(2).long()), "labels: .*one label per row"),
+        ((torch.eye(3), two.float()), "labels: .*integers"),
+        ((torch.eye(3).long(), two), "embeddings: .*floats"),
+        ((torch.eye(3) / 0, two), "embeddings: row 0 holds NaN"),
         (
-            (torch.eye(3), torch.zeros(3, dtype=torch.long), torch.empty(0, 3), torch.empty(0).long()),
-            "gallery",
+            (torch.eye(3), two, torch.tensor([[1.0, 0, 0], [0, torch.inf, 0]]), two[1:]),
+            "gallery: row 1 .*inf",
         ),
+        ((torch.diag(torch.tensor([1.0, 1, 0])), two), "embeddings: row 2 is zero"),
+        ((torch.eye(3), two, torch.eye(3)), "gallery_labels=None"),
+        ((torch.eye(3), two, torch.eye(2), two[1:]), "gallery: 2 dimensions"),
+        ((torch.empty(0, 3), torch.empty(0).long()), r"embeddings: got shape \(0, 3\)"),
+        ((torch.eye(3), two, torch.empty(0, 3), torch.empty(0).long()), r"gallery: got shape \(0, 3\)"),
     ],
 )
 def test_wrong_input_is_named(arguments, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
         evaluate(*arguments)
+    assert "\n" not in str(caught.value)
 
 
-def test_k_must_be_positive():
-    with pytest.raises(ValueError, match=r"ks=\(0,\)"):
-        evaluate(torch.eye(2), torch.zeros(2, dtype=torch.long), ks=(0,))
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"ks": (0,)}, r"ks=\(0,\)"),
+        ({"ks": ()}, r"ks=\(\)"),
+        ({"ties": "random"}, "ties='random'"),
+        ({"results": -1}, "results=-1"),
+        ({"block": 0}, "block=0"),
+    ],
+)
+def test_wrong_options_are_named(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        evaluate(torch.eye(3), two, **options)
+
+
+@pytest.mark.parametrize("call", [lambda r: r.interval("P@7"), lambda r: r.interval(over="images")])
+def test_wrong_intervals_are_named(birds, call):
+    with pytest.raises(ValueError, match=r"P@7|images"):
+        call(evaluate(*birds))

@@ -1,0 +1,239 @@
+"""Where the positives of every query rank in the whole gallery, and what comes first, in bounded memory.
+
+Similarities exist for one block of queries at a time. A rank needs no sort: it is one more than the number of
+candidates above it, so each positive's similarity, taken from the block itself, is compared with the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from firstpage.evaluation.vectors import inverse_lengths
+from firstpage.pairs import full_precision
+
+__all__ = ["Ranked", "Ties", "ranked"]
+
+Ties = Literal["index", "pessimistic"]
+
+_BLOCK = 2**29  # bytes of similarities that exist at a time
+_GROUP = 64  # candidates whose maximum stands for them in the search for the first results
+# Elements that later steps take at a time: what the CPU's cache holds, and a fraction of a GPU's block.
+_STEP = {"cpu": 2**22}
+_STEP_GPU = 2**25
+_CHUNK = {"cpu": 2**20}  # values of the gallery scaled together: a copy that stays in the cache
+_CHUNK_GPU = 2**25
+# With more thresholds than this a binary search for every candidate is cheaper than comparing with each.
+_SEARCH_ABOVE = {"cpu": 64}
+_SEARCH_ABOVE_GPU = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Some queries and where their positives rank.
+
+    Attributes:
+        queries: [B] rows of the queries.
+        ranks: [B, R] rank, from 1, of each positive, best first; what is beyond `relevant` is meaningless.
+        relevant: [B] positives of each query.
+        first: [B, results] gallery rows of the first results.
+
+    >>> ranks = torch.tensor([[1, 3]])
+    >>> Ranked(torch.tensor([0]), ranks, torch.tensor([2]), torch.tensor([[4, 5, 6]])).ranks.tolist()
+    [[1, 3]]
+    """
+
+    queries: Tensor
+    ranks: Tensor
+    relevant: Tensor
+    first: Tensor
+
+
+def ranked(
+    embeddings: Tensor,
+    classes: Tensor,
+    gallery: Tensor | None,
+    gallery_classes: Tensor,
+    relevant: Tensor,
+    rows: Tensor,
+    *,
+    results: int,
+    ties: Ties,
+    block: int | None = None,
+) -> Iterator[Ranked]:
+    """Rank the whole gallery for the queries `rows`, a few at a time.
+
+    Args:
+        embeddings: [Q, D] queries.
+        classes: [Q] their classes, from 0.
+        gallery: [G, D] what is searched; None for the queries themselves, each without itself.
+        gallery_classes: [G] their classes.
+        relevant: [Q] positives of each query.
+        rows: queries to rank; each has a positive. Similar numbers of positives should lie together.
+        results: first results to keep, at most the candidates of a query.
+        ties: which of two equal similarities comes first (see `evaluate`).
+        block: queries at a time; as many as half a gibibyte of similarities allows if left out.
+
+    >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
+    >>> classes = torch.tensor([0, 0, 1, 1])
+    >>> one = torch.ones(4, dtype=torch.long)
+    >>> part = next(ranked(points, classes, None, classes, one, torch.arange(4), results=2, ties="index"))
+    >>> part.ranks.flatten().tolist(), part.first.tolist()
+    ([1, 1, 1, 3], [[1, 3], [0, 3], [3, 1], [1, 0]])
+    """
+    alone = gallery is None
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
+    scale = inverse_lengths("embeddings", embeddings)
+    if gallery is None:
+        gallery, gallery_scale = embeddings, scale
+    else:
+        dtype = torch.promote_types(dtype, gallery.dtype)
+        gallery_scale = inverse_lengths("gallery", gallery)
+    kind, device, count = embeddings.device.type, embeddings.device, len(gallery)
+    members = gallery_classes.argsort(stable=True)  # gallery rows, class by class, by index within a class
+    sizes = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
+    starts = sizes.cumsum(0) - sizes
+    width = -(-count // _GROUP) * _GROUP  # whole groups; the columns beyond the gallery stay at −∞
+    block = max(1, min(block or _BLOCK // (dtype.itemsize * width), len(rows)))
+    step = max(1, _STEP.get(kind, _STEP_GPU) // width)
+    chunk = max(1, _CHUNK.get(kind, _CHUNK_GPU) // gallery.shape[1])
+    similarity = torch.full((block, width), -torch.inf, dtype=dtype, device=device)
+    most = relevant[rows].cpu()  # the widths of the steps are read here, once
+    for begin in range(0, len(rows), block):
+        asked = rows[begin : begin + block]
+        with full_precision(embeddings):
+            queries = (embeddings[asked] * scale[asked]).to(dtype)
+            for left in range(0, count, chunk):
+                part = (gallery[left : left + chunk] * gallery_scale[left : left + chunk]).to(dtype)
+                torch.mm(queries, part.T, out=similarity[: len(asked), left : left + len(part)])
+        if alone:
+            similarity[torch.arange(len(asked), device=device), asked] = -torch.inf
+        for top in range(0, len(asked), step):
+            taken = asked[top : top + step]
+            lines = similarity[top : top + len(taken)]
+            room = int(most[begin + top : begin + top + len(taken)].max())
+            yield Ranked(
+                taken,
+                _ranks(lines, classes[taken], members, starts, sizes, room, ties, alone),
+                relevant[taken],
+                _first(lines, classes[taken], gallery_classes, results, ties),
+            )
+
+
+def _ranks(
+    similarity: Tensor,
+    classes: Tensor,
+    members: Tensor,
+    starts: Tensor,
+    sizes: Tensor,
+    room: int,
+    ties: Ties,
+    alone: bool,
+) -> Tensor:
+    """[B, room]: the rank of each positive, best first."""
+    place = torch.arange(room + int(alone), device=similarity.device)
+    inside = place < sizes[classes, None]
+    columns = members[(starts[classes, None] + place).clamp(max=len(members) - 1)]
+    score = similarity.gather(1, columns).masked_fill(~inside, -torch.inf)
+    # Stable: equal positives stay by index. The query itself stands at −∞, after its positives.
+    score, order = score.sort(dim=1, descending=True, stable=True)
+    score, columns = score[:, :room].contiguous(), columns.gather(1, order)[:, :room]
+    number = torch.arange(1, room + 1, device=score.device)
+    below = torch.nextafter(score, torch.full_like(score, -torch.inf))  # v > below is v ≥ score
+    if ties == "pessimistic":
+        # Wrong ones that are equal come before: all that are not below, less the positives among them.
+        least = score.flip(1)  # ascending
+        right = room - torch.searchsorted(least.contiguous(), score)
+        return _exceeding(similarity, below) - right + number
+    not_below, above = torch.split(_exceeding(similarity, torch.cat([below, score], dim=1)), room, dim=1)
+    ranks = above + 1
+    tied = (not_below - above > 1) & score.isfinite()
+    if bool(tied.any()):
+        line, which = tied.nonzero().T
+        column = torch.arange(similarity.shape[1], device=score.device)
+        size = max(1, _STEP.get(score.device.type, _STEP_GPU) // similarity.shape[1])
+        for rows, positive in zip(torch.split(line, size), torch.split(which, size), strict=True):
+            equal = similarity[rows] == score[rows, positive, None]
+            ranks[rows, positive] += (equal & (column < columns[rows, positive, None])).sum(dim=1)
+    return ranks
+
+
+def _exceeding(similarity: Tensor, thresholds: Tensor) -> Tensor:
+    """[B, T]: how many values of its row exceed each threshold."""
+    kind = similarity.device.type
+    if thresholds.shape[1] <= _SEARCH_ABOVE.get(kind, _SEARCH_ABOVE_GPU):
+        mask = torch.empty(similarity.shape, dtype=torch.bool, device=similarity.device)
+        counts = [
+            _true(torch.gt(similarity, column, out=mask)) for column in torch.split(thresholds, 1, dim=1)
+        ]
+        return torch.stack(counts, dim=1)
+    ascending, order = thresholds.sort(dim=1)
+    passed = torch.searchsorted(ascending, similarity)  # thresholds that each value exceeds
+    tally = torch.zeros(len(passed), ascending.shape[1] + 1, dtype=torch.long, device=similarity.device)
+    tally.scatter_add_(1, passed, torch.ones((), dtype=torch.long, device=tally.device).expand_as(passed))
+    at_least = tally.flip(1).cumsum(1).flip(1)[:, 1:]  # values that exceed the t-th threshold or a later one
+    return torch.empty_like(at_least).scatter_(1, order, at_least)
+
+
+def _true(mask: Tensor) -> Tensor:
+    """[B]: how many of each row are true. The width is a multiple of 8.
+
+    Torch widens every bool to a number before it adds, on the CPU at an eighth of the speed of comparing.
+    There eight of them are read as one integer, whose bytes hold 255 additions without a carry.
+    """
+    if mask.device.type != "cpu":
+        return mask.sum(dim=1)
+    lanes = mask.view(torch.int64)
+    whole = lanes.shape[1] // 255 * 255
+    counts = lanes[:, whole:].sum(dim=1, keepdim=True)
+    if whole:
+        counts = torch.cat([lanes[:, :whole].view(len(lanes), -1, 255).sum(dim=2), counts], dim=1)
+    return counts.view(torch.uint8).sum(dim=1)
+
+
+def _first(similarity: Tensor, classes: Tensor, gallery_classes: Tensor, results: int, ties: Ties) -> Tensor:
+    """[B, results]: the columns of the largest similarities in the order of the ranks."""
+    if not results:
+        return classes.new_empty(len(classes), 0)
+    # The largest k + 1 values lie in the k + 1 groups of largest maximum: a twentieth of the row is searched.
+    groups = similarity.view(len(similarity), -1, _GROUP)
+    leaders = groups.amax(dim=2)
+    chosen = leaders.topk(min(results + 1, leaders.shape[1]), dim=1).indices
+    inside = groups.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
+    value, place = inside.topk(min(results + 1, inside.shape[1]), dim=1)
+    column = chosen.gather(1, place // _GROUP) * _GROUP + place % _GROUP
+    if value.shape[1] > results:
+        cut = value[:, results - 1] == value[:, results]
+        value, column = value[:, :results], column[:, :results]
+        if bool(cut.any()):  # equal values on both sides of the cut: take those that come first
+            lines = cut.nonzero().squeeze(1)
+            column[lines] = _tied_first(
+                similarity[lines], classes[lines], gallery_classes, value[lines], column[lines], ties
+            )
+    turn = column
+    if ties == "pessimistic":
+        turn = turn + len(gallery_classes) * (gallery_classes[column] == classes[:, None])
+    by_turn = turn.argsort(dim=1)
+    value, column = value.gather(1, by_turn), column.gather(1, by_turn)
+    return column.gather(1, value.argsort(dim=1, descending=True, stable=True))
+
+
+def _tied_first(
+    similarity: Tensor, classes: Tensor, gallery_classes: Tensor, value: Tensor, column: Tensor, ties: Ties
+) -> Tensor:
+    """[B, results]: `column` with the last of equal values chosen by the order of ties."""
+    results, count = value.shape[1], len(gallery_classes)
+    last = value[:, -1:]
+    # The sooner its turn, the larger the number.
+    turn = torch.arange(similarity.shape[1], 0, -1, device=value.device)
+    if ties == "pessimistic":
+        wrong = gallery_classes != classes[:, None]
+        turn = turn + similarity.shape[1] * torch.nn.functional.pad(wrong, (0, len(turn) - count))
+    equal = torch.where(similarity == last, turn, 0).topk(results, dim=1).indices
+    above = (value > last).sum(dim=1, keepdim=True)
+    place = torch.arange(results, device=value.device)
+    return torch.where(place < above, column, equal.gather(1, (place - above).clamp(min=0)))
