@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw
-from torch import Tensor
 
-from firstpage.pairs import unit
+from firstpage.figures.style import Style, style
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["retrieved_lists"]
 
@@ -24,6 +26,7 @@ def retrieved_lists(
     *,
     results: int = 10,
     side: int = 72,
+    look: Style | None = None,
 ) -> Image.Image:
     """A row for each query: the query, then its first results among all the others.
 
@@ -34,12 +37,18 @@ def retrieved_lists(
         queries: rows to search with.
         results: length of a list.
         side: pixels of a picture.
+        look: light or dark.
 
+    >>> import torch
     >>> points, labels = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])
     >>> sheet = retrieved_lists(points, labels, lambda row: np.zeros((4, 4, 3), np.uint8), [0])
     >>> sheet.size[1] < sheet.size[0]
     True
     """
+    import torch  # takes seconds, and the package's other names do without
+
+    from firstpage.pairs import unit
+
     vectors = unit(embeddings.float())
     similarity = vectors[list(queries)] @ vectors.T  # [queries, N]
     similarity[torch.arange(len(queries)), torch.tensor(queries)] = -torch.inf
@@ -47,7 +56,7 @@ def retrieved_lists(
     gap, frame = side // 8, max(2, side // 16)
     step = side + 2 * frame + gap
     width = step * (1 + found.shape[1]) + 2 * gap
-    sheet = Image.new("RGB", (width, step * len(queries) + gap), "white")
+    sheet = Image.new("RGB", (width, step * len(queries) + gap), (look or style()).paper)
     pen = ImageDraw.Draw(sheet)
 
     def place(row: int, left: int, top: int, colour: tuple[int, int, int]) -> None:

@@ -1,0 +1,257 @@
+"""Any figure by its name, from run folders or files of embeddings into a file."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstpage.figures.style import SUFFIXES, Style, save, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    from firstpage.figures.embedded import Embedded
+    from firstpage.figures.runs import RunLog
+
+__all__ = ["draw", "names"]
+
+MAP_IMAGES = 5_000  # that a map is made of at most
+LISTS = 8  # queries of the retrieved lists
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What was asked for; each figure takes from it what it needs."""
+
+    name: str
+    sources: Sequence[str]
+    data: str | None
+    split: str | None
+    look: Style
+
+    def runs(self) -> list[RunLog]:
+        from firstpage.figures.runs import read_run
+
+        if not self.sources:
+            raise ValueError(f"{self.name}: name at least one run folder")
+        return [read_run(source) for source in self.sources]
+
+    def embedded(self) -> dict[str, Embedded]:
+        """Title → embeddings; the title is the file's name, with its folder's where two have the same."""
+        from firstpage.data import read
+        from firstpage.figures.embedded import read_embedded
+
+        if not self.sources:
+            raise ValueError(f"{self.name}: name at least one .npz file of firstpage embed")
+        catalog = None if self.data is None else read(self.data)
+        stems = [Path(source).stem for source in self.sources]
+        alike = len(set(stems)) < len(stems)
+        titles = [str(Path(source).with_suffix("")) for source in self.sources] if alike else stems
+        return {
+            title: read_embedded(source, catalog) for title, source in zip(titles, self.sources, strict=True)
+        }
+
+    def parts(self, split: str) -> dict[str, Embedded]:
+        """The embeddings of the split asked for, or of the figure's own; all where no dataset is named."""
+        wanted = self.split or (None if self.data is None else split)
+        return {title: whole.part(wanted) for title, whole in self.embedded().items()}
+
+    def only(self, split: str) -> Embedded:
+        if len(self.sources) != 1:
+            raise ValueError(f"{self.name}: draws one .npz file, {len(self.sources)} were named")
+        return next(iter(self.parts(split).values()))
+
+    def nothing(self) -> None:
+        if self.sources:
+            raise ValueError(
+                f"{self.name}: is drawn from theory and takes no run or file; {len(self.sources)} named"
+            )
+
+
+def _training(order: _Order) -> Figure:
+    from firstpage.figures.training_curves import plot_training_curves
+
+    return plot_training_curves(order.runs(), look=order.look)
+
+
+def _training_triplets(order: _Order) -> Figure:
+    from firstpage.figures.training_curves import plot_training_curves
+
+    return plot_training_curves(order.runs(), by="triplets", look=order.look)
+
+
+def _group_size(order: _Order) -> Figure:
+    from firstpage.figures.group_size import by_group_size, plot_group_size
+
+    return plot_group_size(by_group_size(order.runs()), look=order.look)
+
+
+def _precision_recall(order: _Order) -> Figure:
+    from firstpage.evaluation import evaluate
+    from firstpage.figures.precision_recall import plot_precision_recall
+
+    parts = order.parts("test")
+    curves = {name: evaluate(part.embeddings, part.labels).pr_curve for name, part in parts.items()}
+    return plot_precision_recall(curves, look=order.look)
+
+
+def _roc(order: _Order) -> Figure:
+    from firstpage.evaluation import evaluate
+    from firstpage.figures.roc import plot_roc
+
+    parts = order.parts("test")
+    curves = {name: evaluate(part.embeddings, part.labels).roc_curve for name, part in parts.items()}
+    return plot_roc(curves, look=order.look)
+
+
+def _retrieved_lists(order: _Order) -> Image.Image:
+    import torch
+
+    from firstpage.figures.retrieved_lists import retrieved_lists
+
+    part = order.only("test")
+    lots = torch.Generator().manual_seed(0)
+    queries = torch.randperm(len(part.labels), generator=lots)[:LISTS].tolist()
+    return retrieved_lists(part.embeddings, part.labels, part.picture, queries, look=order.look)
+
+
+def _embedding_map(order: _Order) -> Figure:
+    from firstpage.figures.embedding_map import map_positions, plot_embedding_map
+
+    part = order.only("test").every(MAP_IMAGES)
+    picture = None if part.catalog is None else part.picture
+    return plot_embedding_map(map_positions(part.embeddings), part.labels.numpy(), picture, look=order.look)
+
+
+def _class_similarity(order: _Order) -> Figure:
+    from firstpage.figures.class_similarity import plot_class_similarity, same_class_similarity
+
+    parts = order.parts("train")
+    histograms = {name: same_class_similarity(part.embeddings, part.labels) for name, part in parts.items()}
+    return plot_class_similarity(histograms, look=order.look)
+
+
+def _train_similarity(order: _Order) -> Figure:
+    from firstpage.figures.train_similarity import nearest_train, plot_train_similarity
+
+    similarities = {
+        name: nearest_train(whole.part(order.split or "test").embeddings, whole.part("train").embeddings)
+        for name, whole in order.embedded().items()
+    }
+    return plot_train_similarity(similarities, look=order.look)
+
+
+def _nearest_classes(order: _Order) -> Figure:
+    from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
+
+    parts = order.parts("test")
+    nearest = {name: nearest_by_class(part.embeddings, part.labels) for name, part in parts.items()}
+    return plot_nearest_classes(nearest, look=order.look)
+
+
+def _sphere_density(order: _Order) -> Figure:
+    from firstpage.figures.sphere_density import plot_sphere_density
+
+    order.nothing()
+    return plot_sphere_density(look=order.look)
+
+
+def _gradient_variance(order: _Order) -> Figure:
+    from firstpage.figures.gradient_variance import plot_gradient_variance
+
+    order.nothing()
+    return plot_gradient_variance(look=order.look)
+
+
+def _sampled_negatives(order: _Order) -> Figure:
+    from firstpage.figures.sampled_negatives import plot_sampled_negatives
+
+    order.nothing()
+    return plot_sampled_negatives(look=order.look)
+
+
+def _loss_shapes(order: _Order) -> Figure:
+    from firstpage.figures.loss_shapes import plot_loss_shapes
+
+    order.nothing()
+    return plot_loss_shapes(look=order.look)
+
+
+_FIGURES: dict[str, Callable[[_Order], Figure | Image.Image]] = {
+    # from run folders
+    "training": _training,
+    "training-triplets": _training_triplets,
+    "group-size": _group_size,
+    # from files of embeddings
+    "precision-recall": _precision_recall,
+    "roc": _roc,
+    "retrieved-lists": _retrieved_lists,
+    "embedding-map": _embedding_map,
+    "class-similarity": _class_similarity,
+    "train-similarity": _train_similarity,
+    "nearest-classes": _nearest_classes,
+    # from theory
+    "sphere-density": _sphere_density,
+    "gradient-variance": _gradient_variance,
+    "sampled-negatives": _sampled_negatives,
+    "loss-shapes": _loss_shapes,
+}
+
+
+def names() -> list[str]:
+    """The figures `draw` knows.
+
+    >>> names()[:3]
+    ['training', 'training-triplets', 'group-size']
+    """
+    return list(_FIGURES)
+
+
+def draw(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    dark: bool = False,
+) -> str:
+    """Draw a figure into a file.
+
+    `training`, `training-triplets` and `group-size` take run folders. `sphere-density`, `gradient-variance`,
+    `sampled-negatives` and `loss-shapes` are theory and take nothing. All others take .npz files of
+    `firstpage embed`; with `data` they show its test images (`class-similarity`: its train images), without
+    it all that are in the file. `retrieved-lists` and `train-similarity` cannot do without it.
+
+    Args:
+        name: one of `names()`.
+        sources: run folders or .npz files.
+        out: .png, .svg or .pdf; `retrieved-lists` is pixels and only .png.
+        data: the dataset the embeddings are of, for splits and pictures.
+        split: another split than the figure's own.
+        dark: for dark pages.
+
+    Returns:
+        One line for a person.
+
+    Raises:
+        ValueError: an unknown name, a source that does not fit it, or an unknown kind of file.
+
+    >>> draw("sphere-densty", [], "density.svg")
+    Traceback (most recent call last):
+    ValueError: figure 'sphere-densty': no such name; did you mean 'sphere-density'? figures.names() lists all
+    """
+    if name not in _FIGURES:
+        near = difflib.get_close_matches(str(name), _FIGURES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"figure {name!r}: no such name; {hint}figures.names() lists all")
+    known = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
+    if Path(out).suffix.lower() not in known:  # before minutes of work
+        raise ValueError(f"{out}: {name} is written as {', '.join(known)}: name such a file")
+    order = _Order(name, [os.fspath(source) for source in sources], data, split, style(dark))
+    return f"wrote {save(_FIGURES[name](order), out)}"

@@ -1,0 +1,111 @@
+"""What the figures need of a file that `firstpage embed` wrote: vectors, classes, splits and pictures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from firstpage.data.catalog import Catalog
+
+__all__ = ["Embedded", "read_embedded"]
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Embeddings of a dataset, and the dataset itself where it was named.
+
+    Attributes:
+        embeddings: [N, D].
+        labels: [N] their classes.
+        rows: [N] their rows in the catalog.
+        catalog: the dataset; None where only the file is known.
+
+    >>> Embedded(torch.eye(2), torch.tensor([0, 1])).part(None) is not None
+    True
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    rows: NDArray[np.int64] | None = None
+    catalog: Catalog | None = None
+
+    def part(self, split: str | None) -> Embedded:
+        """The images of a split, or all without one. `test` is all that is searched: not train.
+
+        Raises:
+            ValueError: the dataset is unknown, or has no such split, or none of its images is here.
+        """
+        if split is None:
+            return self
+        if self.catalog is None or self.rows is None:
+            raise ValueError(
+                f"split={split!r}: name the dataset too (--data): it knows who is in which split"
+            )
+        splits = self.catalog.splits
+        if split == "test" and "test" not in splits and "query" in splits:
+            searched = np.union1d(splits["query"], splits.get("gallery", splits["query"]))
+            wanted = np.setdiff1d(searched, splits.get("train", np.zeros(0, np.int64)))
+        elif split in splits:
+            wanted = splits[split]
+        else:
+            raise ValueError(f"split={split!r}: the dataset has {', '.join(splits) or 'none'}")
+        kept = np.flatnonzero(np.isin(self.rows, wanted))
+        if not len(kept):
+            raise ValueError(f"split={split!r}: none of its images is among the embeddings")
+        chosen = torch.from_numpy(kept)
+        return Embedded(self.embeddings[chosen], self.labels[chosen], self.rows[kept], self.catalog)
+
+    def every(self, most: int) -> Embedded:
+        """At most so many images, evenly taken from all."""
+        chosen = torch.linspace(0, len(self.labels) - 1, min(most, len(self.labels))).long()
+        rows = None if self.rows is None else self.rows[chosen.numpy()]
+        return Embedded(self.embeddings[chosen], self.labels[chosen], rows, self.catalog)
+
+    def picture(self, place: int, side: int = 64) -> NDArray[np.uint8]:
+        """The image at a place of `embeddings`, uint8 [h, w, 3], not much larger than `side`."""
+        from firstpage.data.decode import decode
+
+        if self.catalog is None or self.rows is None:
+            raise ValueError("pictures: name the dataset (--data): the embeddings hold none")
+        return np.asarray(decode(self.catalog.path(int(self.rows[place])), enough=side))
+
+
+def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) -> Embedded:
+    """Read an .npz file that `firstpage embed` wrote.
+
+    Args:
+        path: the file.
+        catalog: the dataset it was made from, for splits and pictures.
+
+    Raises:
+        ValueError: it is no such file, or of another dataset.
+
+    >>> read_embedded("nowhere.npz")
+    Traceback (most recent call last):
+    ValueError: nowhere.npz: no such file: write one with firstpage embed MODEL DATA nowhere.npz
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
+    try:
+        with np.load(path) as file:
+            vectors, labels, paths = file["embeddings"], file["labels"], file["paths"]
+    except (KeyError, OSError, ValueError):
+        raise ValueError(
+            f"{path}: holds no embeddings, labels and paths: write it with firstpage embed"
+        ) from None
+    rows = None
+    if catalog is not None:
+        place = {name: row for row, name in enumerate(catalog.paths)}
+        strange = next((name for name in paths.tolist() if name not in place), None)
+        if strange is not None:
+            raise ValueError(f"{path}: {strange} is not in {catalog.root}: name the dataset it was made from")
+        rows = np.array([place[name] for name in paths.tolist()], np.int64)
+    return Embedded(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)), rows, catalog)

@@ -1,0 +1,110 @@
+"""The nearest image of the same class against the nearest of any other (Easy Positive, Fig. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from firstpage.figures.style import SMALL, Style, style
+from firstpage.pairs import unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["nearest_by_class", "plot_nearest_classes"]
+
+
+@torch.no_grad()
+def nearest_by_class(embeddings: Tensor, labels: Tensor, *, block: int = 1024) -> tuple[Tensor, Tensor]:
+    """Of each image, the cosine with the nearest other image of its class, and with the nearest of another.
+
+    An image that is the only one of its class is left out. A search for the rest finds the right class first
+    where the former is larger.
+
+    Args:
+        embeddings: [N, D].
+        labels: [N] their classes.
+        block: images at a time: no more than block × N similarities exist.
+
+    Returns:
+        (same [M], other [M]).
+
+    Raises:
+        ValueError: all images are of one class, or each is of its own.
+
+    >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+    >>> nearest_by_class(points, torch.tensor([0, 0, 1, 2]))
+    (tensor([0.8000, 0.8000]), tensor([0.6000, 0.9600]))
+    """
+    vectors = unit(embeddings.float())
+    found = []
+    for start in range(0, len(labels), block):
+        similarity = vectors[start : start + block] @ vectors.T
+        same = labels[start : start + block, None] == labels
+        other = similarity.masked_fill(same, -torch.inf).amax(dim=1)
+        same.diagonal(start).fill_(False)
+        found.append(torch.stack([similarity.masked_fill(~same, -torch.inf).amax(dim=1), other]))
+    both = torch.cat(found, dim=1)
+    both = both[:, (both > -torch.inf).all(dim=0)]
+    if not both.shape[1]:
+        raise ValueError("labels: no image has both another of its class and one of another class")
+    return both[0], both[1]
+
+
+def plot_nearest_classes(
+    nearest: Mapping[str, tuple[Tensor, Tensor]], *, most: int = 20_000, look: Style | None = None
+) -> Figure:
+    """A point for each image, below the diagonal where the search finds the right class; a panel a model.
+
+    Args:
+        nearest: title → (same, other), of `nearest_by_class`.
+        most: points a panel shows at most, evenly taken from all.
+        look: light or dark.
+
+    >>> figure = plot_nearest_classes({"test": (torch.tensor([0.9, 0.4]), torch.tensor([0.5, 0.6]))})
+    >>> figure.axes[0].texts[0].get_text()
+    '50.0 % right'
+    """
+    look = look or style()
+    columns = min(len(nearest), 2)
+    rows = -(-len(nearest) // columns)
+    side = 8.0 / columns
+    figure, panels = look.panels(rows, columns, height=0.6 + (side + 0.2 if columns > 1 else 7.0) * rows)
+    low = min(0.0, *(float(values.min()) for pair in nearest.values() for values in pair))
+    for place, (axes, (title, (same, other))) in enumerate(zip(panels, nearest.items(), strict=False)):
+        right = same > other
+        share = 100 * right.double().mean().item()
+        shown = torch.zeros_like(right)
+        shown[torch.linspace(0, len(right) - 1, min(most, len(right))).long()] = True
+        size = min(6.0, max(0.6, 3000 / len(right)))
+        for mask, colour, marker in ((right, look.right, "o"), (~right, look.wrong, "^")):
+            mask = (mask & shown).cpu()
+            axes.scatter(
+                same.cpu()[mask],
+                other.cpu()[mask],
+                s=size,
+                c=colour,
+                marker=marker,
+                linewidths=0,
+                alpha=0.6,
+                rasterized=True,  # thousands of points would make an unwieldy .svg
+            )
+        axes.plot([low, 1], [low, 1], color=look.ink, linewidth=0.6)
+        axes.text(
+            0.03,
+            0.97,
+            f"{share:.1f} % right",
+            transform=axes.transAxes,
+            va="top",
+            fontsize=SMALL,
+            color=look.ink,
+        )
+        axes.set(xlim=(low, 1.01), ylim=(low, 1.01), aspect="equal")
+        across = "nearest of the same class" if place >= len(nearest) - columns else ""
+        look.label(axes, across, "nearest of another class" if place % columns == 0 else "", title)
+    for axes in panels[len(nearest) :]:
+        axes.set_visible(False)
+    return figure

@@ -1,0 +1,146 @@
+"""How every figure looks: one palette, one type size, on paper and on dark screens; and how it is saved.
+
+Nothing here touches pyplot or matplotlib's settings, which all threads of a process share: a figure carries
+its whole look with it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+__all__ = ["Style", "save", "style"]
+
+SUFFIXES = (".png", ".svg", ".pdf")
+DPI = 300
+TEXT, SMALL = 8.0, 7.0  # points, in a figure printed 8 cm wide
+_LINES: tuple[Any, ...] = (
+    "-",
+    (0, (4, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (8, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colours of a figure. Curves differ by colour and by line, so that they do without colour too.
+
+    Attributes:
+        paper: the ground.
+        ink: text and axes.
+        faint: grid lines, and what is only there to orient.
+        colours: for curves, in their order: Okabe and Ito's, which the colour-blind tell apart.
+        right: what a search got right.
+        wrong: what it got wrong.
+
+    >>> style().curve(1)["color"], style().curve(7)["color"]
+    ('#d55e00', '#d55e00')
+    """
+
+    paper: str
+    ink: str
+    faint: str
+    colours: tuple[str, ...]
+    right: str
+    wrong: str
+
+    def curve(self, number: int) -> dict[str, Any]:
+        """Colour, line and width of the curve of that number, for `Axes.plot`."""
+        return {
+            "color": self.colours[number % len(self.colours)],
+            "linestyle": _LINES[number % len(_LINES)],
+            "linewidth": 1.4,
+        }
+
+    def panels(
+        self, rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 6.0
+    ) -> tuple[Figure, list[Axes]]:
+        """A figure of `rows` × `columns` axes, `width` × `height` cm in all."""
+        from matplotlib.figure import Figure  # takes half a second to import
+
+        figure = Figure(figsize=(width / 2.54, height / 2.54), dpi=DPI, layout="constrained")
+        figure.set_facecolor(self.paper)
+        axes = [figure.add_subplot(rows, columns, place + 1) for place in range(rows * columns)]
+        for one in axes:
+            one.set_facecolor(self.paper)
+            one.spines[["top", "right"]].set_visible(False)
+            one.spines[["left", "bottom"]].set_color(self.ink)
+            one.spines[["left", "bottom"]].set_linewidth(0.6)
+            one.tick_params(colors=self.ink, labelsize=SMALL, width=0.6, length=2.5)
+            one.grid(color=self.faint, linewidth=0.4)
+            one.set_axisbelow(True)
+            one.locator_params(nbins=6 if columns == 1 else 4)
+        return figure, axes
+
+    def label(self, axes: Axes, across: str = "", up: str = "", title: str = "") -> None:
+        """Name the axes, and the panel if it is one of several."""
+        axes.set_xlabel(across, fontsize=TEXT, color=self.ink)
+        axes.set_ylabel(up, fontsize=TEXT, color=self.ink)
+        if title:
+            axes.set_title(title, fontsize=TEXT, color=self.ink)
+
+    def legend(self, axes: Axes, **settings: Any) -> None:  # noqa: ANN401
+        """A legend without a frame, where there is room for it."""
+        axes.legend(fontsize=SMALL, labelcolor=self.ink, frameon=False, handlelength=2.6, **settings)
+
+
+_LIGHT = Style(
+    paper="#ffffff",
+    ink="#1a1a1a",
+    faint="#dddddd",
+    colours=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#444444"),
+    right="#0072b2",
+    wrong="#d55e00",
+)
+_DARK = Style(
+    paper="#14171a",
+    ink="#e8e8e8",
+    faint="#363b40",
+    colours=("#56b4e9", "#f5793a", "#2cc79c", "#e39cc4", "#f0e442", "#bbbbbb"),
+    right="#56b4e9",
+    wrong="#f5793a",
+)
+
+
+def style(dark: bool = False) -> Style:
+    """The look of all figures: for print and bright pages, or for dark ones.
+
+    >>> style().paper, style(dark=True).paper
+    ('#ffffff', '#14171a')
+    """
+    return _DARK if dark else _LIGHT
+
+
+def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as .png, .svg or .pdf, all or nothing; a picture as .png.
+
+    >>> save(style().panels()[0], "figure.bmp")
+    Traceback (most recent call last):
+    ValueError: figure.bmp: cannot write '.bmp': choose .png, .svg or .pdf
+    """
+    target = Path(path)
+    drawn = hasattr(figure, "savefig")  # else a picture of pixels
+    known = SUFFIXES if drawn else SUFFIXES[:1]
+    kind = target.suffix.lower()
+    if kind not in known:
+        names = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+        raise ValueError(f"{target}: cannot write {target.suffix!r}: choose {names}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    with part.open("wb") as file:
+        if drawn:
+            figure.savefig(file, format=kind[1:])  # type: ignore[union-attr]
+        else:
+            figure.save(file, format="PNG")  # type: ignore[union-attr]
+    os.replace(part, target)
+    return target
