@@ -1,4 +1,4 @@
-"""Figures as part of the page: vector graphics whose colours are the page's own, so that they turn dark with it."""
+"""Figures as part of the page: vector graphics in the page's own colours, which turn dark with it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,30 @@ from firstpage.report.record import Series
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LOOK", "along", "chart", "health_charts", "ranking_charts", "training_charts"]
+__all__ = ["LOOK", "along", "chart", "curves", "health"]
 
-TRAINING = ("loss", "P@1", "MAP@R", "lr")  # what every run logs; the rest is its health
+TRAINING = {  # what every run logs; the rest is its health
+    "loss": "Training loss",
+    "P@1": "P@1 of the test, %",
+    "MAP@R": "MAP@R of the test, %",
+    "lr": "Learning rate of the backbone",
+}
+HEALTH = {
+    "spread": "Spread: 0 if all images are one point, about 1 if they fill the sphere",
+    "collapse": "Collapse: 1 if all images lie on one line, 1/D if D dimensions are used alike",
+    "active_pairs": "Share of pairs whose similarity the loss still wants changed",
+    "idle_anchors": "Share of queries from which nothing is learnt",
+    "gradient_norm": "Norm of the gradient",
+    "beta": "Mean of the learnt boundaries β",
+}
 
 RUNS = 6  # colours for runs; after them they repeat, with other lines
 # Matplotlib knows no variables of CSS. It is given colours nobody would choose, and they are replaced.
 _STAND_INS = {"ink": "#010203", "faint": "#010204", "right": "#010205", "wrong": "#010206"} | {
     f"run-{number}": f"#01021{number}" for number in range(RUNS)
 }
-_VARIABLES = {stand_in: f"var(--{'line' if name == 'faint' else name})" for name, stand_in in _STAND_INS.items()}
-_HEALTH = {
-    "active": "Share of the batch that still has something to learn",
-    "spread": "How far the embeddings spread",
-    "collapse": "How near all embeddings are to one point",
-    "gradient_norm": "Norm of the gradient",
+_VARIABLES = {
+    stand_in: f"var(--{'line' if name == 'faint' else name})" for name, stand_in in _STAND_INS.items()
 }
 
 LOOK = Style(
@@ -46,37 +55,40 @@ LOOK = Style(
 )
 
 
-def ranking_charts(runs: Mapping[str, Measured]) -> list[Html]:
-    """Precision against recall, and ROC, of all runs."""
+def curves(runs: Mapping[str, Measured]) -> Html:
+    """Precision against recall, ROC, and what every run logs: its loss, its test and its rate."""
     precision = plot_precision_recall({name: run.retrieval.pr_curve for name, run in runs.items()}, look=LOOK)
     roc = plot_roc({name: run.retrieval.roc_curve for name, run in runs.items()}, look=LOOK)
-    drawn = [
-        chart(precision, "Precision against recall", "Precision against recall, averaged over queries"),
-        chart(roc, "ROC curve", "True against false positives, averaged over queries; dotted: by chance"),
-    ]
-    return [tag("div", *drawn, class_="charts")]
-
-
-def training_charts(runs: Mapping[str, Measured]) -> list[Html]:
-    """What every run logs: its loss, its test and its rate."""
-    captions = {"loss": "Training loss", "lr": "Learning rate of the backbone"}
     logged = _logged(runs)
     drawn = [
-        chart(along(logged[name], name), f"{captions.get(name, name)} along training", captions.get(name, f"{name} of the test, %"))
-        for name in TRAINING
-        if name in logged
+        chart(precision, "Precision against recall", "Precision against recall, mean of the queries"),
+        chart(roc, "ROC curve", "True against false positives, mean of the queries; dotted: chance"),
     ]
-    return [tag("div", *drawn, class_="charts")] if drawn else []
+    for name, caption in TRAINING.items():
+        if name in logged:
+            drawn.append(chart(along(logged[name], name), f"{caption} along training", caption))
+    return tag("div", *drawn, class_="charts")
 
 
-def health_charts(runs: Mapping[str, Measured]) -> list[Html]:
-    """Whatever else was logged along training and is no figure of the test."""
-    names = [name for name in _logged(runs) if name not in TRAINING and not _is_metric(name)]
+def health(runs: Mapping[str, Measured]) -> list[Html]:
+    """Warnings of the runs, and whatever else was logged along training and is no figure of the test."""
+    warned = [
+        tag("p", tag("bdi", run), f": {line['warning']}", class_="warning")
+        for run, measured in runs.items()
+        for line in (measured.subject.record.log if measured.subject.record else [])
+        if "warning" in line
+    ]
+    logged = _logged(runs)
     drawn = [
-        chart(along(_logged(runs)[name], _words(name)), f"{_words(name)} along training", _HEALTH.get(name, _words(name)))
-        for name in names
+        chart(
+            along(logged[name], _words(name)),
+            f"{_words(name)} along training",
+            HEALTH.get(name, _words(name)),
+        )
+        for name in logged
+        if name not in TRAINING and not _is_metric(name)
     ]
-    return [tag("div", *drawn, class_="charts")] if drawn else []
+    return warned + ([tag("div", *drawn, class_="charts")] if drawn else [])
 
 
 def chart(figure: Figure, title: str, caption: object) -> Html:
@@ -87,8 +99,8 @@ def chart(figure: Figure, title: str, caption: object) -> Html:
         title: what it shows, also for who cannot see it.
         caption: below it.
 
-    >>> "<svg role=\"img\" aria-label=\"Loss\"" in chart(LOOK.panels()[0], "Loss", "The loss")
-    True
+    >>> chart(LOOK.panels()[0], "Loss", "The loss")[:57]
+    '<figure class="card"><svg role="img" aria-label="Loss" vi'
     """
     return tag("figure", _svg(figure, title), tag("figcaption", caption), class_="card")
 
@@ -118,7 +130,7 @@ def along(runs: Mapping[str, Series], name: str) -> Figure:
     >>> len(figure.axes[0].lines)  # the curve, and where it broke off
     2
     """
-    figure, (axes,) = LOOK.panels(width=8.6, height=5.6)
+    figure, (axes,) = LOOK.panels()
     for number, (run, (steps, values)) in enumerate(runs.items()):
         marker = "o" if len(values) <= 40 else None
         axes.plot(steps, values, label=run, marker=marker, markersize=2.2, **LOOK.curve(number))

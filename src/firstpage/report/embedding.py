@@ -43,8 +43,12 @@ def embedding_map(measured: Measured, album: Album) -> Html:
     )
     sheet = Image.fromarray(np.asarray(figure.axes[0].images[0].get_array()))
     said = f"{len(lot):,} test images laid out {how}: what the model finds alike lies together"
-    picture = tag("img", src=data_uri(sheet, quality=70), width=sheet.width, height=sheet.height, alt=f"{said}.")
-    return tag("figure", picture, tag("figcaption", f"{said}. One image is shown a place."), class_="map card")
+    picture = tag(
+        "img", src=data_uri(sheet, quality=70), width=sheet.width, height=sheet.height, alt=f"{said}."
+    )
+    return tag(
+        "figure", picture, tag("figcaption", f"{said}. One image is shown a place."), class_="map card"
+    )
 
 
 def principal_positions(vectors: Tensor) -> NDArray[np.float64]:

@@ -22,7 +22,9 @@ def facts(record: Record) -> dict[str, str]:
     recipe, about = record.recipe, record.about
     data, result = about.get("data") or {}, about.get("result") or {}
     model, settings = recipe.model, dict(recipe.loss)
-    loss = ", ".join([str(settings.pop("name", "?")), *(f"{k} {_plain(v)}" for k, v in settings.items())])
+    loss = str(settings.pop("name", "?"))
+    if settings:
+        loss += f" ({', '.join(f'{key} {_plain(value)}' for key, value in settings.items())})"
     found = {
         "Loss": loss,
         "Model": f"{model.backbone}, {model.dim} dimensions, {model.pooling} pooling",
@@ -30,7 +32,8 @@ def facts(record: Record) -> dict[str, str]:
         "Input": f"{model.crop or 'backbone’s own'} px of {model.stored} px, {model.resize}",
         "Batch": f"{recipe.batch.size}, {recipe.batch.images_per_class} a class",
         "Optimiser": f"{recipe.optimiser.name}, rate {recipe.optimiser.lr:g}",
-        "Epochs": f"{recipe.schedule.epochs}, {recipe.schedule.kind}",
+        "Epochs": str(recipe.schedule.epochs),
+        "Schedule": recipe.schedule.kind,
         "Best epoch": result.get("epoch"),
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,

@@ -1,4 +1,4 @@
-"""What the searches returned, in pictures: lists in green and red frames, confused classes, the worst classes."""
+"""What the searches returned, in pictures: lists in green and red frames, and confused classes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def _query(runs: Mapping[str, Measured], album: Album, position: int) -> Html:
     lines = []
     for number, (run, measured) in enumerate(runs.items()):
         score = float(measured.retrieval.per_query["mAP"][position])
-        found = [int(measured.subject.results[place]) for place in measured.retrieval.first[position][:10].tolist()]
+        found = [
+            int(measured.subject.results[place]) for place in measured.retrieval.first[position][:10].tolist()
+        ]
         items = []
         for rank, result in enumerate(found, start=1):
             right = int(album.catalog.labels[result]) == label
@@ -62,11 +64,15 @@ def _query(runs: Mapping[str, Measured], album: Album, position: int) -> Html:
                     class_=f"result {'is-right' if right else 'is-wrong'}",
                 )
             )
-        title = f"average precision {score:.0f} %"
-        head = tag("p", swatch(number), tag("bdi", run), f" · {title}", class_="note") if len(runs) > 1 else None
-        lines.append(tag("div", head, tag("ol", *items, class_="results")))
+        title = f"average precision {score:.0f}\u00a0%"
+        head = (
+            tag("p", swatch(number), tag("bdi", run), f" · {title}", class_="note") if len(runs) > 1 else None
+        )
+        lines.append(tag("div", head, tag("ol", *items, class_="results"), class_="found"))
     said = None if len(runs) > 1 else tag("div", title, class_="note")
-    asked = tag("div", album.picture(row, f"Query: {name}"), tag("div", tag("bdi", name), said), class_="asked")
+    asked = tag(
+        "div", album.picture(row, f"Query: {name}"), tag("div", tag("bdi", name), said), class_="asked"
+    )
     return tag("div", asked, tag("div", *lines), class_="query")
 
 
@@ -90,7 +96,9 @@ def confusions(measured: Measured, album: Album) -> Html:
             )
             for word, label, shown in (("Query", query, rows), ("Found first", found, results))
         ]
-        middle = tag("div", tag("span", f"{count}", class_="count"), f"of {total}", tag("br"), "→", class_="arrow")
+        middle = tag(
+            "div", tag("span", f"{count}", class_="count"), f"of {total}", tag("br"), "→", class_="arrow"
+        )
         items.append(tag("li", sides[0], middle, sides[1], class_="pair card"))
     if not items:
         return tag("p", "Every first result is right: there is nothing to confuse.", class_="note")
@@ -122,6 +130,10 @@ def classes(measured: Measured, worst: int = 10, most: int = 2000) -> Html:
     found = measured.classes
     rest = None
     if len(found) > worst:
-        title = f"All {len(found):,} classes" if len(found) <= most else f"The worst {most:,} of {len(found):,} classes"
+        title = (
+            f"All {len(found):,} classes"
+            if len(found) <= most
+            else f"The worst {most:,} of {len(found):,} classes"
+        )
         rest = tag("details", tag("summary", title), table(found[:most]))
     return tag("div", table(found[:worst]), rest, class_="card")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 
 __all__ = ["Html", "join", "tag", "text"]
 
 _VOID = frozenset(("br", "hr", "img", "input", "link", "meta", "source"))
-# Control characters have no place in HTML, and half a surrogate pair (a file name of odd bytes) none in UTF-8.
-_DROPPED = {code: "\ufffd" for code in (*range(9), 11, 12, *range(14, 32), 127, *range(0xD800, 0xE000))}
+# Control characters have no place in HTML, nor half a surrogate pair (a file name of odd bytes) in UTF-8.
+_DROPPED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127, *range(0xD800, 0xE000)), "\ufffd")
 
 
 class Html(str):
@@ -49,10 +50,10 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
     return Html(opening if name in _VOID else f"{opening}{join(children)}</{name}>")
 
 
-def join(parts: object) -> Html:
+def join(parts: Iterable[object]) -> Html:
     """Parts one after another, each escaped unless it is markup; None is nothing.
 
     >>> join(["a<b", None, tag("br")])
     'a&lt;b<br>'
     """
-    return Html("".join(text(part) for part in parts if part is not None))  # type: ignore[attr-defined]
+    return Html("".join(text(part) for part in parts if part is not None))

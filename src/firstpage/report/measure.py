@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
+from firstpage.data.decode import shown
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.report.subject import Subject
 
@@ -49,15 +51,12 @@ class Measured:
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
-        """Every retrieval figure by name, with intervals where it is a mean over queries."""
+        """Every retrieval figure by name, with its intervals."""
         found = {}
         for name, value in self.retrieval.row().items():
-            if name in self.retrieval.per_query:
-                over_queries = self.retrieval.interval(name, over="queries")
-                over_classes = self.retrieval.interval(name, over="classes")
-                found[name] = Estimate(name, value, over_queries, over_classes)
-            else:
-                found[name] = Estimate(name, value)
+            over_queries = self.retrieval.interval(name, over="queries")
+            over_classes = self.retrieval.interval(name, over="classes")
+            found[name] = Estimate(name, value, over_queries, over_classes)
         return found
 
     @cached_property
@@ -96,40 +95,25 @@ class Measured:
                 for span, width in ((estimate.queries, 17), (estimate.classes, 13))
             )
             lines.append(f"{estimate.name:8}{estimate.value:7.2f}{spans}".rstrip())
-        if self.clustering is not None:
-            pairs = "  ".join(f"{name} {value:.2f}" for name, value in self.cluster_figures.items())
-            lines += ["", f"clusters  {pairs}"]
-        if self.verification is not None:
-            pairs = "  ".join(f"{name} {value:.2f}" for name, value in self.verification_figures.items())
-            lines += ["", f"pairs     {pairs}"]
-        shown = self.classes if every_class else self.classes[:WORST]
+        for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
+            if part is not None:
+                said = "  ".join(f"{name} {value:.2f}" for name, value in part.row().items())
+                lines += ["", f"{title:8}  {said}"]
+        listed = self.classes if every_class else self.classes[:WORST]
         title = "classes, the worst first" if every_class else "worst classes"
-        lines += ["", *_table(title, shown)]
+        lines += ["", *_table(title, listed)]
         confused = self.confusions()
         if confused:
             lines += ["", "most confused (first result of another class)"]
-            lines += [f"{pair['count']:6}  {pair['query']} → {pair['found']}" for pair in confused]
+            lines += [
+                f"{pair['count']:6}  {shown(pair['query'])} → {shown(pair['found'])}" for pair in confused
+            ]
         if self.retrieval.without_positive:
-            lines += ["", f"{self.retrieval.without_positive:,} queries have no image to find, and are left out"]
+            lines += [
+                "",
+                f"{self.retrieval.without_positive:,} queries have no image to find, and are left out",
+            ]
         return "\n".join(lines)
-
-    @property
-    def cluster_figures(self) -> dict[str, float]:
-        """The figures of the clustering by name, in percent."""
-        if self.clustering is None:
-            return {}
-        found = self.clustering
-        return {"NMI": found.nmi, "NMI (arithmetic)": found.nmi_arithmetic, "AMI": found.ami, "F1": found.f1}
-
-    @property
-    def verification_figures(self) -> dict[str, float]:
-        """The figures of the verification by name, in percent."""
-        if self.verification is None:
-            return {}
-        found = self.verification
-        return {"accuracy": found.accuracy, "± standard error": found.standard_error, "AUC": found.auc} | {
-            f"TAR@FAR={far:g}": value for far, value in found.tar.items()
-        }
 
     def json(self) -> str:
         """All of it, as JSON."""
@@ -141,8 +125,8 @@ class Measured:
             "gallery": None if self.subject.gallery is None else len(self.subject.gallery),
             "without_positive": self.retrieval.without_positive,
             "retrieval": {name: asdict(estimate) for name, estimate in self.estimates.items()},
-            "clustering": self.cluster_figures or None,
-            "verification": self.verification_figures or None,
+            "clustering": None if self.clustering is None else self.clustering.row(),
+            "verification": None if self.verification is None else self.verification.row(),
             "classes": self.classes,
             "confusions": self.confusions(),
         }
@@ -163,25 +147,30 @@ def measure(subject: Subject, *, clustering: bool = True) -> Measured:
         vectors, codes = subject.queries, labels
         if subject.gallery is not None and gallery_labels is not None:
             vectors, codes = torch.cat((vectors, subject.gallery)), torch.cat((codes, gallery_labels))
-        if len(codes.unique()) > 1:
+        if bool((codes != codes[0]).any()):
             clusters = cluster(vectors, codes)
     return Measured(subject, retrieval, clusters, _verified(subject))
 
 
 def _verified(subject: Subject) -> Verification | None:
-    return None
+    if subject.catalog.pairs is None:
+        return None
+    pairs = subject.catalog.take(subject.search.queries).pairs  # those of which both images are embedded
+    if pairs is None or len(np.unique(pairs.folds)) < 2 or len(np.unique(pairs.same)) < 2:
+        return None
+    return verify(subject.queries, pairs)
 
 
 def _span(span: tuple[float, float] | None) -> str:
-    return "" if span is None else f"{span[0]:.1f} – {span[1]:.1f}"
+    return "" if span is None else f"{span[0]:.1f}–{span[1]:.1f}"
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
     columns = [name for name in ("P@1", "P@5", "R@4", "MAP@R") if rows and name in rows[0]]
-    width = min(60, max((len(str(row["class"])) for row in rows), default=0))
-    width = max(width, len(title))
+    names = [shown(row["class"]) for row in rows]
+    width = max(len(title), min(60, max(map(len, names), default=0)))
     lines = [f"{title:{width}}  {'queries':>7}" + "".join(f"{name:>8}" for name in columns)]
-    for row in rows:
+    for name, row in zip(names, rows, strict=True):
         figures = "".join(f"{row[name]:8.1f}" for name in columns)
-        lines.append(f"{row['class']!s:{width}.{width}}  {row['queries']:7,.0f}{figures}")
+        lines.append(f"{name:{width}.{width}}  {row['queries']:7,.0f}{figures}")
     return lines

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 import firstpage
-from firstpage.report.charts import health_charts, ranking_charts, training_charts
+from firstpage.models.embedder import Embedder
+from firstpage.report.charts import curves, health
 from firstpage.report.embedding import embedding_map
+from firstpage.report.facts import facts
 from firstpage.report.lists import classes, confusions, retrieved
 from firstpage.report.markup import Html, join, tag
 from firstpage.report.measure import Measured, measure
@@ -21,12 +23,12 @@ from firstpage.report.subject import Subject
 from firstpage.report.tables import comparison, metrics, swatch, tiles, what_ran
 from firstpage.training.run import fingerprint
 
-__all__ = ["page", "report"]
+__all__ = ["page", "report", "write"]
 
 _FIGURES = tag(
     "p",
-    "Percentages over the queries that have something to find. An interval holds the figure in 95 of 100 draws of "
-    "other queries (or of other classes, which is the wider and, for classes never seen, the honest one).",
+    "Percentages over the queries that have something to find. An interval holds the figure in 95 of 100 "
+    "draws of other queries, or of other classes: the wider one, and for classes never seen the honest one.",
     class_="note",
 )
 _LISTS = tag(
@@ -39,7 +41,7 @@ _LISTS = tag(
 )
 _CONFUSED = tag(
     "p",
-    "Queries of one class whose first result is of another, with examples: left the query, right what came first.",
+    "Queries of one class whose first result is of another: left the query, right what came first.",
     class_="note",
 )
 
@@ -77,15 +79,29 @@ def report(
     """
     if not runs:
         raise ValueError("runs=[]: name at least one run folder")
+    names = _names(runs)
+    for run in runs:
+        Embedder.load(run)  # what is no model is said before minutes are spent on the others
     subjects = [
         Subject.open(run, data, protocol=protocol, device=device, cache=cache, progress=progress)
         for run in runs
     ]
     measured = [measure(subject, clustering=clustering) for subject in subjects]
     target = Path(out) if out is not None else Path(runs[0], "report.html")
+    return write(dict(zip(names, measured, strict=True)), target)
+
+
+def write(runs: Mapping[str, Measured], path: str | os.PathLike[str]) -> Path:
+    """Write the page of what was measured, all or nothing.
+
+    Args:
+        runs: what was measured, by the name to show.
+        path: the file.
+    """
+    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
-    part.write_text(page(dict(zip(_names(runs), measured, strict=True))), encoding="utf-8")
+    part.write_text(page(runs), encoding="utf-8")
     os.replace(part, target)
     return target
 
@@ -123,6 +139,7 @@ def page(runs: Mapping[str, Measured]) -> Html:
 def _header(runs: Mapping[str, Measured]) -> Html:
     first = next(iter(runs.values()))
     said = [_tested(first)] if len(_alike(runs)) == 1 else [f"{n}: {_tested(r)}" for n, r in runs.items()]
+    said += [line for line in (_trained(run) for run in runs.values()) if line and len(runs) == 1]
     names = [tag("bdi", name) for name in runs]
     heading = join([names[0], *(part for name in names[1:] for part in (" · ", name))])
     return tag(
@@ -131,7 +148,7 @@ def _header(runs: Mapping[str, Measured]) -> Html:
             "div",
             tag("p", "firstpage report", class_="brand"),
             tag("h1", heading),
-            *(tag("p", line, class_="lead") for line in said),
+            tag("p", *(part for line in said for part in (line, tag("br"))), class_="lead"),
             tiles(first) if len(runs) == 1 else None,
         ),
     )
@@ -140,11 +157,24 @@ def _header(runs: Mapping[str, Measured]) -> Html:
 def _tested(measured: Measured) -> str:
     subject, retrieval = measured.subject, measured.retrieval
     among = "one another" if subject.gallery is None else f"a gallery of {len(subject.gallery):,}"
-    left = f"; {retrieval.without_positive:,} with nothing to find are left out" if retrieval.without_positive else ""
+    left = (
+        f"; {retrieval.without_positive:,} with nothing to find are left out"
+        if retrieval.without_positive
+        else ""
+    )
     return (
         f"{retrieval.queries:,} queries of {len(measured.classes):,} {subject.catalog.name} classes, "
         f"searching {among}{left}. Protocol: {subject.protocol}."
     )
+
+
+def _trained(measured: Measured) -> str:
+    record = measured.subject.record
+    if record is None:
+        return ""
+    known = facts(record)
+    time = f" in {known['Time in training']} on {known['Device']}" if "Time in training" in known else ""
+    return f"Trained with {known['Loss']}: {known['Model']}; {known['Epochs']} epochs{time}."
 
 
 def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tuple[str, str, list[Html]]]:
@@ -163,9 +193,8 @@ def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tup
     lists = [part for group, album in zip(groups, albums, strict=True) for part in retrieved(group, album)]
     return [
         ("figures", "Side by side" if several else "Figures", [_FIGURES, tag("div", figures, class_="card")]),
-        ("curves", "Precision, recall and ROC", ranking_charts(runs)),
-        ("training", "Along training", training_charts(runs)),
-        ("health", "Health along training", health_charts(runs)),
+        ("curves", "Curves", [curves(runs)]),
+        ("health", "Health along training", health(runs)),
         ("lists", "Retrieved lists", [_LISTS, *lists]),
         ("confused", "Confused classes", [_CONFUSED, *each(confusions)]),
         ("classes", "Worst classes", each(lambda measured, _: classes(measured))),
@@ -183,7 +212,10 @@ def _footer(runs: Mapping[str, Measured]) -> Html:
     return tag(
         "footer",
         *(tag("p", said) for name, said in protocols.items() if name in used),
-        tag("p", f"Made by firstpage {firstpage.__version__} on {date.today().isoformat()}. All of it is in this file."),
+        tag(
+            "p",
+            f"Made by firstpage {firstpage.__version__} on {date.today().isoformat()}, all of it in this file.",
+        ),
     )
 
 

@@ -86,7 +86,8 @@ class Record:
                     continue
                 found.setdefault(name, {})[float(line["step"])] = float(value)
         return {
-            name: (sorted(points), [points[step] for step in sorted(points)]) for name, points in found.items()
+            name: (sorted(points), [points[step] for step in sorted(points)])
+            for name, points in found.items()
         }
 
 

@@ -87,7 +87,7 @@ class Subject:
         settings = TrainSettings() if record is None else record.recipe.train
         if protocol == "fair" and record is not None and settings.protocol == "paper":
             raise ValueError(
-                f"protocol='fair': {folder} chose its best epoch on the test classes (train.protocol='paper'): "
+                f"protocol='fair': {folder} chose its best epoch on the test classes: "
                 "leave it out, or train with train.protocol=fair"
             )
         settings = replace(settings, protocol=protocol or settings.protocol)
@@ -101,7 +101,9 @@ class Subject:
             raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
         stores = Path(cache) if cache is not None else cache_folder() / "pixels"
         framing = model.framing
-        pixels = PixelStore.build(catalog, stores, size=framing.size, resize=framing.resize, progress=progress)
+        pixels = PixelStore.build(
+            catalog, stores, size=framing.size, resize=framing.resize, progress=progress
+        )
         search = _test(catalog, pixels.ok, settings)
         vectors = model.embed(pixels, rows=search.queries, progress=progress).to(model.device)
         gallery = None
@@ -160,7 +162,8 @@ def _data_of(record: Record) -> Catalog:
     about = record.about.get("data") or {}
     name, root = str(about.get("name", "")), Path(str(about.get("root", "")))
     # A catalog's root is where its images are: the annotations may lie one above.
-    for path in (root, root.parent, *(["glyphs"] if name == "glyphs" else [])):
+    places: list[str | Path] = [root, root.parent]
+    for path in [*places, "glyphs"] if name == "glyphs" else places:
         try:
             with warnings.catch_warnings():  # said when it was trained
                 warnings.simplefilter("ignore")

@@ -19,7 +19,7 @@ _MEANINGS = {
     "MRR": "one over the place of the first hit",
     "AUC": "a right image ranks before a wrong one",
     "NMI": "clusters against classes, geometric mean",
-    "NMI (arithmetic)": "the same, arithmetic mean",
+    "NMI arithmetic": "the same, arithmetic mean",
     "AMI": "the same, corrected for chance",
     "F1": "pairs in one cluster against pairs of one class",
     "accuracy": "pairs told apart, mean of the folds",
@@ -34,15 +34,15 @@ def tiles(measured: Measured) -> Html:
         if name not in measured.estimates:
             continue
         estimate = measured.estimates[name]
-        before = f"untrained {start[name]:.1f}" if name in start else None
+        said = [_meaning(name), f"95 % interval {_span(estimate.queries)}" if estimate.queries else None]
+        said.append(f"untrained {start[name]:.1f}" if name in start else None)
         cards.append(
             tag(
                 "div",
-                tag("dt", tag("strong", name), tag("br"), _meaning(name)),
+                tag("dt", name),
                 tag("dd", f"{estimate.value:.1f}", tag("small", " %"), class_="value"),
                 tag("dd", _strip(estimate)),
-                tag("dd", f"95 %: {_span(estimate.queries)}", class_="note") if estimate.queries else None,
-                tag("dd", before, class_="note") if before else None,
+                *(tag("dd", line, class_="note") for line in said if line),
                 class_="tile card",
             )
         )
@@ -63,14 +63,26 @@ def metrics(measured: Measured) -> Html:
         )
         for estimate in _all(measured).values()
     ]
-    head = tag(
-        "tr",
-        tag("th", "Figure", scope="col"),
-        tag("th", "What it is", scope="col", class_="wide-only"),
-        tag("th", "%", scope="col", class_="num"),
-        tag("th", "95 % over queries", scope="col", class_="num"),
-        tag("th", "over classes", scope="col", class_="num"),
-        tag("th", "0 … 100", scope="col", class_="wide-only"),
+    head = join(
+        (
+            tag(
+                "tr",
+                tag("th", ""),
+                tag("th", "", class_="wide-only"),
+                tag("th", ""),
+                tag("th", "95 % interval over", scope="colgroup", colspan=2, class_="num"),
+                tag("th", "", class_="wide-only"),
+            ),
+            tag(
+                "tr",
+                tag("th", "Figure", scope="col"),
+                tag("th", "What it is", scope="col", class_="wide-only"),
+                tag("th", "%", scope="col", class_="num"),
+                tag("th", "queries", scope="col", class_="num"),
+                tag("th", "classes", scope="col", class_="num"),
+                tag("th", "0 … 100", scope="col", class_="wide-only"),
+            ),
+        )
     )
     return _table(head, rows)
 
@@ -83,27 +95,21 @@ def comparison(runs: Mapping[str, Measured]) -> Html:
     for name in names:
         values = {run: column[name] for run, column in columns.items() if name in column}
         highest = max(estimate.value for estimate in values.values())
-        cells = []
+        cells, strips = [], []
         for number, run in enumerate(runs):
             if run not in values:
                 cells.append(tag("td", "–", class_="num"))
                 continue
             estimate = values[run]
-            best = estimate.value == highest and name != "± standard error"
+            best = "best" if estimate.value == highest and not name.endswith("standard error") else None
             span = tag("span", _span(estimate.queries), class_="span") if estimate.queries else None
-            cells.append(
-                tag(
-                    "td",
-                    tag("span", f"{estimate.value:.2f}", class_="best" if best else None),
-                    tag("br") if span else None,
-                    span,
-                    _strip(estimate),
-                    class_="num",
-                    style=f"--tint: var(--run-{number % 6})",
-                )
-            )
-        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
-    head = tag("tr", tag("th", "%", scope="col"), *_run_heads(list(runs)))
+            value = tag("span", f"{estimate.value:.2f}", class_=best)
+            cells.append(tag("td", value, tag("br") if span else None, span, class_="num"))
+            strips.append(_strip(estimate, number))
+        row = tag("tr", tag("th", name, scope="row"), *cells, tag("td", *strips, class_="wide-only"))
+        rows.append(row)
+    strip = tag("th", "0 … 100", scope="col", class_="wide-only")
+    head = tag("tr", tag("th", "%", scope="col"), *_run_heads(list(runs)), strip)
     return _table(head, rows)
 
 
@@ -162,9 +168,9 @@ def _table(head: Html, rows: Sequence[Html]) -> Html:
 
 
 def _all(measured: Measured) -> dict[str, Estimate]:
-    more = measured.cluster_figures | {
-        f"pairs: {name}": value for name, value in measured.verification_figures.items()
-    }
+    more = {} if measured.clustering is None else measured.clustering.row()
+    pairs = {} if measured.verification is None else measured.verification.row()
+    more |= {f"pairs: {name}": value for name, value in pairs.items()}
     return measured.estimates | {name: Estimate(name, value) for name, value in more.items()}
 
 
@@ -186,17 +192,16 @@ def _meaning(name: str) -> str:
 
 
 def _span(span: tuple[float, float] | None) -> str:
-    return "" if span is None else f"{span[0]:.1f} – {span[1]:.1f}"
+    return "" if span is None else f"{span[0]:.1f}–{span[1]:.1f}"
 
 
-def _strip(estimate: Estimate) -> Html | None:
-    if not 0 <= estimate.value <= 100:
-        return None
+def _strip(estimate: Estimate, number: int = 0) -> Html:
     low, high = estimate.queries or (estimate.value, estimate.value)
     return tag(
         "span",
         tag("i", style=f"left: {low:.2f}%; width: {high - low:.2f}%"),
         tag("b", style=f"left: {estimate.value:.2f}%"),
         class_="strip",
+        style=f"--tint: var(--run-{number % 6})",
         aria_hidden="true",
     )

@@ -1,0 +1,79 @@
+"""Two small runs on striped squares whose classes have the names of nightmares."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from firstpage.data import read
+from firstpage.training import Recipe, fit
+
+STRANGE = [
+    "<img src=x onerror=alert(1)>",
+    "\"auk\" & 'wren'",
+    "חתול ארוך מאוד",
+    "日本の猫",
+    "a-very-long-name-without-any-place-to-break-" * 4,
+    "plain",
+]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would wait for one another on a busy machine
+    yield
+    torch.set_num_threads(threads)
+
+
+def draw(root, names, images, random, start):
+    rows, columns = np.mgrid[:36, :36]
+    for label, name in enumerate(names, start=start):
+        angle, width = label * np.pi / 18, 0.5 + 0.25 * (label % 3)
+        (root / name).mkdir(parents=True)
+        for number in range(images):
+            wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
+            colours = random.integers(0, 256, (2, 3))
+            picture = np.where(wave[..., None] > 0, colours[0], colours[1])
+            Image.fromarray(picture.astype(np.uint8)).save(root / name / f"{number}.png")
+
+
+@pytest.fixture(scope="session")
+def stripes(tmp_path_factory):
+    """12 classes to learn from, six strange ones to search, one of them with a single image."""
+    root = tmp_path_factory.mktemp("data") / "stripes"
+    random = np.random.default_rng(0)
+    draw(root / "train", [f"class {number}" for number in range(12)], 6, random, 0)
+    draw(root / "test", STRANGE, 6, random, 12)
+    draw(root / "test", ["alone"], 1, random, 18)
+    return root
+
+
+def recipe(*changes):
+    table = {
+        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardise": True},
+        "loss": {"name": "batch-all"},
+        "batch": {"size": 24, "images_per_class": 3},
+        "augment": {"crop": "random", "flip": 0.0},
+        "optimiser": {"lr": 3e-3, "head": 1.0},
+        "schedule": {"epochs": 2, "kind": "cosine"},
+    }
+    return Recipe.of(table).changed(changes)
+
+
+@pytest.fixture(scope="session")
+def runs(stripes, tmp_path_factory):
+    """The folders of two runs and a cache of pixels; the first logged its health and a NaN."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in (("one", []), ("two", ["loss.name=topk", "train.protocol=fair", "train.folds=3"])):
+        fit(recipe(*changes), read(stripes), folder / name, cache=folder / "cache", progress=False)
+    with (folder / "one" / "log.jsonl").open("a") as file:
+        for step in range(4):
+            line = {"step": step, "spread": 0.5 - 0.1 * step, "odd_thing": step, "beta_histogram": [1, 2]}
+            file.write(json.dumps(line) + "\n")
+        file.write(
+            '{"step": 4, "odd_thing": NaN}\n{"step": 4, "warning": "step 4: <b>collapsed</b>"}\n{"step": 5, '
+        )
+    return folder
