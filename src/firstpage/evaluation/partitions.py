@@ -1,0 +1,105 @@
+"""How well a partition agrees with the classes: NMI, AMI and pairwise F1 (METHODS §8).
+
+All come from the contingency table, of which only the cells that hold an image are kept: a table of 11,316
+clusters × 11,316 classes has at most as many of those as there are images.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["agreement"]
+
+_CELLS = 2**22  # terms of the expected mutual information that exist at a time
+
+
+@torch.no_grad()
+def agreement(assignment: Tensor, labels: Tensor) -> dict[str, float]:
+    """Percentages that say how well clusters and classes agree, by name.
+
+    With I the mutual information of both partitions, H their entropies and E the expectation of I over random
+    partitions of the same sizes:
+
+    - NMI: I / √(H₁ H₂), normalised by the geometric mean, as in Sampling Matters.
+    - NMI arithmetic: I / ½(H₁ + H₂).
+    - AMI: (I − E) / (½(H₁ + H₂) − E), which is 0 in expectation for a random partition, where NMI rises with
+      the number of clusters (Vinh, Epps & Bailey, 2010); E is exact.
+    - F1: 2 × pairs in one cluster and one class / (pairs in one cluster + pairs in one class).
+
+    Equal partitions agree fully, whatever they are; one part for all images has no information on any other.
+
+    Args:
+        assignment: [N] the cluster of each image, any integers.
+        labels: [N] its class.
+
+    Raises:
+        ValueError: shapes that differ, or no image.
+
+    >>> agreement(torch.tensor([5, 5, 3, 3]), torch.tensor([0, 0, 1, 1]))
+    {'NMI': 100.0, 'NMI arithmetic': 100.0, 'AMI': 100.0, 'F1': 100.0}
+    """
+    if assignment.shape != labels.shape or labels.ndim != 1 or not len(labels):
+        raise ValueError(
+            f"assignment: got shape {tuple(assignment.shape)}, labels {tuple(labels.shape)}: "
+            "give one integer of each per image"
+        )
+    images = len(labels)
+    _, first, rows = torch.unique(assignment.cpu(), return_inverse=True, return_counts=True)
+    _, second, columns = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
+    cells, both = torch.unique(first * len(columns) + second, return_counts=True)
+    a, b = rows[cells // len(columns)].double(), columns[cells % len(columns)].double()
+    n = both.double()
+    information = (n / images * (images * n / (a * b)).log()).sum().clamp(min=0).item()
+    shares = [size.double() / images for size in (rows, columns)]
+    entropies = [-(share * share.log()).sum().item() for share in shares]
+    expected = _expected_information(rows, columns)
+    pairs = [(size.double() * (size - 1)).sum().item() for size in (both, rows, columns)]
+    mean = sum(entropies) / 2
+
+    def percent(part: float, whole: float) -> float:
+        return 100 * part / whole if whole > 0 else 0.0
+
+    # One and the same partition, also where that is one part or single images and the figures are 0 / 0.
+    if len(cells) == len(rows) == len(columns):
+        return {"NMI": 100.0, "NMI arithmetic": 100.0, "AMI": 100.0, "F1": 100.0}
+    return {
+        "NMI": percent(information, (entropies[0] * entropies[1]) ** 0.5),
+        "NMI arithmetic": percent(information, mean),
+        "AMI": percent(information - expected, mean - expected),
+        "F1": percent(2 * pairs[0], pairs[1] + pairs[2]),
+    }
+
+
+def _expected_information(rows: Tensor, columns: Tensor) -> float:
+    """E[I] over random tables with these margins: Σ over margins a, b and overlaps n of n/N log(Nn/ab) P(n).
+
+    P is hypergeometric. Only distinct margins are visited, each as often as it occurs: with N images there
+    are at most √(2N) distinct sizes on either side.
+    """
+    images = int(rows.sum())
+    log_factorial = torch.arange(1, images + 2, dtype=torch.float64).lgamma()  # of 0 … N
+    sizes, times = torch.unique(rows, return_counts=True)
+    others, other_times = torch.unique(columns, return_counts=True)
+    total = 0.0
+    for a, count in zip(sizes.tolist(), times.tolist(), strict=True):
+        widest = min(a, int(others[-1]))
+        lines = max(1, _CELLS // widest)
+        for b, occur in zip(torch.split(others, lines), torch.split(other_times, lines), strict=True):
+            n = torch.arange(1, widest + 1)  # an overlap of 0 adds nothing
+            b = b[:, None]
+            possible = (n <= b) & (n >= a + b - images)
+            log_probability = (
+                log_factorial[a]
+                + log_factorial[b]
+                + log_factorial[images - a]
+                + log_factorial[images - b]
+                - log_factorial[images]
+                - log_factorial[n]
+                - log_factorial[a - n]
+                - log_factorial[(b - n).clamp(min=0)]
+                - log_factorial[(images - a - b + n).clamp(min=0)]
+            )
+            term = n.double() / images * (n * images / (a * b.double())).log() * log_probability.exp()
+            total += count * ((term * possible).sum(dim=1) * occur).sum().item()
+    return total
