@@ -15,7 +15,7 @@ STRANGE = [
     "\"auk\" & 'wren'",
     "חתול ארוך מאוד",
     "日本の猫",
-    "a-very-long-name-without-any-place-to-break-" * 4,
+    "AVeryLongNameWithoutAnyPlaceToBreak" * 4,
     "plain",
 ]
 

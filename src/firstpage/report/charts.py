@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from firstpage.figures.precision_recall import plot_precision_recall
 from firstpage.figures.roc import plot_roc
 from firstpage.figures.style import Style
-from firstpage.report.markup import Html, tag, text
+from firstpage.report.markup import Html, named, tag, text
 from firstpage.report.measure import Measured
 from firstpage.report.record import Series
 
@@ -73,7 +73,7 @@ def curves(runs: Mapping[str, Measured]) -> Html:
 def health(runs: Mapping[str, Measured]) -> list[Html]:
     """Warnings of the runs, and whatever else was logged along training and is no figure of the test."""
     warned = [
-        tag("p", tag("bdi", run), f": {line['warning']}", class_="warning")
+        tag("p", named(run), f": {line['warning']}", class_="warning")
         for run, measured in runs.items()
         for line in (measured.subject.record.log if measured.subject.record else [])
         if "warning" in line

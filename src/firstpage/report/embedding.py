@@ -18,7 +18,7 @@ from firstpage.report.pictures import Album, data_uri
 __all__ = ["embedding_map", "principal_positions"]
 
 MOST = 1500  # images on a map: t-SNE takes seconds for them, and a reader does not see more
-CELLS, SIDE = 22, 44
+CELLS, SIDE = 22, 56
 
 
 def embedding_map(measured: Measured, album: Album) -> Html:
@@ -42,13 +42,12 @@ def embedding_map(measured: Measured, album: Album) -> Html:
         side=SIDE,
     )
     sheet = Image.fromarray(np.asarray(figure.axes[0].images[0].get_array()))
+    sheet = sheet.crop(sheet.getbbox())  # a map is seldom square
     said = f"{len(lot):,} test images laid out {how}: what the model finds alike lies together"
     picture = tag(
         "img", src=data_uri(sheet, quality=70), width=sheet.width, height=sheet.height, alt=f"{said}."
     )
-    return tag(
-        "figure", picture, tag("figcaption", f"{said}. One image is shown a place."), class_="map card"
-    )
+    return tag("figure", picture, tag("figcaption", f"{said}."), class_="map card")
 
 
 def principal_positions(vectors: Tensor) -> NDArray[np.float64]:

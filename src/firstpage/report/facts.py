@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from firstpage.models.settings import ModelSettings
 from firstpage.report.record import Record
 from firstpage.training.recipe import Recipe
 
-__all__ = ["differences", "facts"]
+__all__ = ["differences", "facts", "model_facts"]
 
 
 def facts(record: Record) -> dict[str, str]:
     """What ran, on what and where, each in a few words. What a run folder does not say is left out.
 
-    >>> from pathlib import Path
     >>> facts(Record(Path("a"), Recipe(), {"torch": "2.6"}, []))["Model"]
     'resnet50, 512 dimensions, avg pooling'
     """
@@ -27,9 +28,8 @@ def facts(record: Record) -> dict[str, str]:
         loss += f" ({', '.join(f'{key} {_plain(value)}' for key, value in settings.items())})"
     found = {
         "Loss": loss,
-        "Model": f"{model.backbone}, {model.dim} dimensions, {model.pooling} pooling",
-        "Weights at the start": model.weights.rsplit("/", 1)[-1] if model.weights else "none",
-        "Input": f"{model.crop or 'backbone’s own'} px of {model.stored} px, {model.resize}",
+        **model_facts(recipe.model),
+        "Weights at the start": Path(model.weights).name if model.weights else "none",
         "Batch": f"{recipe.batch.size}, {recipe.batch.images_per_class} a class",
         "Optimiser": f"{recipe.optimiser.name}, rate {recipe.optimiser.lr:g}",
         "Epochs": str(recipe.schedule.epochs),
@@ -48,6 +48,20 @@ def facts(record: Record) -> dict[str, str]:
         "git": str(about["git"])[:12] if about.get("git") else None,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def model_facts(model: ModelSettings) -> dict[str, str]:
+    """What a model is made of.
+
+    >>> model_facts(ModelSettings(backbone="small", dim=64, stored=36, crop=32))["Input"]
+    '32 of 36 pixels, squash'
+    """
+    dim = "" if model.head == "none" else f", {model.dim} dimensions"
+    return {
+        "Model": f"{model.backbone}{dim}, {model.pooling} pooling",
+        "Head": model.head,
+        "Input": f"{model.crop or 'the backbone’s own'} of {model.stored} pixels, {model.resize}",
+    }
 
 
 def differences(recipes: Sequence[Recipe]) -> dict[str, list[str]]:

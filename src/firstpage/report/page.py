@@ -15,12 +15,12 @@ from firstpage.models.embedder import Embedder
 from firstpage.report.charts import curves, health
 from firstpage.report.embedding import embedding_map
 from firstpage.report.facts import facts
-from firstpage.report.lists import classes, confusions, retrieved
-from firstpage.report.markup import Html, join, tag
+from firstpage.report.lists import confusions, retrieved
+from firstpage.report.markup import Html, join, named, tag
 from firstpage.report.measure import Measured, measure
 from firstpage.report.pictures import Album
 from firstpage.report.subject import Subject
-from firstpage.report.tables import comparison, metrics, swatch, tiles, what_ran
+from firstpage.report.tables import classes, comparison, metrics, swatch, tiles, what_ran
 from firstpage.training.run import fingerprint
 
 __all__ = ["page", "report", "write"]
@@ -140,7 +140,7 @@ def _header(runs: Mapping[str, Measured]) -> Html:
     first = next(iter(runs.values()))
     said = [_tested(first)] if len(_alike(runs)) == 1 else [f"{n}: {_tested(r)}" for n, r in runs.items()]
     said += [line for line in (_trained(run) for run in runs.values()) if line and len(runs) == 1]
-    names = [tag("bdi", name) for name in runs]
+    names = [named(name) for name in runs]
     heading = join([names[0], *(part for name in names[1:] for part in (" · ", name))])
     return tag(
         "header",
@@ -185,7 +185,7 @@ def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tup
     def each(draw: Callable[[Measured, Album], Html]) -> list[Html]:
         parts = []
         for number, (name, measured) in enumerate(runs.items()):
-            parts += [tag("h3", swatch(number), tag("bdi", name))] if several else []
+            parts += [tag("h3", swatch(number), named(name))] if several else []
             parts.append(draw(measured, album_of[name]))
         return parts
 
@@ -208,7 +208,7 @@ def _footer(runs: Mapping[str, Measured]) -> Html:
         "paper": "paper: the best epoch was chosen on the test classes, as the papers do.",
         "fair": "fair: the best epoch was chosen on classes held out of training; the test was touched once.",
     }
-    used = {measured.subject.protocol for measured in runs.values()}
+    used = {run.subject.protocol for run in runs.values() if run.subject.record is not None}
     return tag(
         "footer",
         *(tag("p", said) for name, said in protocols.items() if name in used),

@@ -124,14 +124,14 @@ class Subject:
     @property
     def labels(self) -> Tensor:
         """[Q] classes of the queries."""
-        return torch.from_numpy(self.catalog.labels[self.search.queries]).to(self.model.device)
+        return torch.from_numpy(self.catalog.labels[self.search.queries]).to(self.queries.device)
 
     @property
     def gallery_labels(self) -> Tensor | None:
         """[G] classes of the gallery, or None."""
         if self.search.gallery is None:
             return None
-        return torch.from_numpy(self.catalog.labels[self.search.gallery]).to(self.model.device)
+        return torch.from_numpy(self.catalog.labels[self.search.gallery]).to(self.queries.device)
 
     @property
     def results(self) -> NDArray[np.int64]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from firstpage.report.facts import differences, facts
-from firstpage.report.markup import Html, join, tag
+from firstpage.report.facts import differences, facts, model_facts
+from firstpage.report.markup import Html, join, named, tag
 from firstpage.report.measure import Estimate, Measured
 from firstpage.report.record import Record
 
-__all__ = ["comparison", "metrics", "swatch", "tiles", "what_ran"]
+__all__ = ["classes", "comparison", "metrics", "swatch", "tiles", "what_ran"]
 
+WORST, MOST = 10, 2000  # classes shown at once, and unfolded: the JSON of `evaluate` has all
 HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
 _MEANINGS = {
     "P@R": "right among the first R, R being all there are",
@@ -113,17 +114,45 @@ def comparison(runs: Mapping[str, Measured]) -> Html:
     return _table(head, rows)
 
 
+def classes(measured: Measured) -> Html:
+    """The worst classes, and all of them to be unfolded."""
+    columns = [name for name in ("P@1", "P@5", "R@4", "MAP@R") if name in measured.estimates]
+    head = tag(
+        "tr",
+        tag("th", "Class", scope="col"),
+        tag("th", "Queries", scope="col", class_="num"),
+        *(tag("th", name, scope="col", class_="num") for name in columns),
+    )
+
+    def table(count: int) -> Html:
+        rows = [
+            tag(
+                "tr",
+                tag("th", named(row["class"]), scope="row"),
+                tag("td", f"{row['queries']:,.0f}", class_="num"),
+                *(tag("td", f"{row[name]:.1f}", class_="num") for name in columns),
+            )
+            for row in measured.classes[:count]
+        ]
+        return _table(head, rows)
+
+    there = len(measured.classes)
+    title = f"All {there:,} classes" if there <= MOST else f"The worst {MOST:,} of {there:,} classes"
+    rest = tag("details", tag("summary", title), table(MOST)) if there > WORST else None
+    return tag("div", table(WORST), rest, class_="card")
+
+
 def what_ran(runs: Mapping[str, Measured]) -> Html:
     """The facts of each run, where several differ, and the recipes whole."""
     records = {name: run.subject.record for name, run in runs.items() if run.subject.record is not None}
-    if not records:
-        return tag("p", "A saved model, without the folder of the run that made it.", class_="note")
-    if len(records) == 1:
-        (record,) = records.values()
-        pairs = [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts(record).items()]
-        body = tag("dl", *pairs, class_="facts")
+    if len(runs) == 1:
+        (run,) = runs.values()
+        known = _facts(run)
+        body = tag(
+            "dl", *(tag("div", tag("dt", name), tag("dd", known[name])) for name in known), class_="facts"
+        )
     else:
-        body = _facts_beside(records)
+        body = _facts_beside(runs, records)
     recipes = [
         tag(
             "details",
@@ -135,11 +164,19 @@ def what_ran(runs: Mapping[str, Measured]) -> Html:
     return join([body, *recipes])
 
 
-def _facts_beside(records: Mapping[str, Record]) -> Html:
-    changed = differences([record.recipe for record in records.values()])
-    columns = [facts(record) for record in records.values()]
+def _facts(run: Measured) -> dict[str, str]:
+    """What ran; of a saved model without its run, what it is made of."""
+    return (
+        model_facts(run.subject.model.settings) if run.subject.record is None else facts(run.subject.record)
+    )
+
+
+def _facts_beside(runs: Mapping[str, Measured], records: Mapping[str, Record]) -> Html:
+    # A saved model has no recipe to compare.
+    changed = differences([record.recipe for record in records.values()]) if len(records) == len(runs) else {}
+    columns = [_facts(run) for run in runs.values()]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    head = tag("tr", tag("th", "", scope="col"), *_run_heads(list(records)))
+    head = tag("tr", tag("th", "", scope="col"), *_run_heads(list(runs)))
 
     def row(name: str, values: Sequence[str]) -> Html:
         return tag("tr", tag("th", name, scope="row"), *(tag("td", value) for value in values))
@@ -158,8 +195,7 @@ def swatch(number: int) -> Html:
 
 def _run_heads(names: Sequence[str]) -> list[Html]:
     return [
-        tag("th", swatch(number), tag("bdi", name), scope="col", class_="num")
-        for number, name in enumerate(names)
+        tag("th", swatch(number), named(name), scope="col", class_="num") for number, name in enumerate(names)
     ]
 
 
