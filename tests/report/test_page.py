@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstpage.report import embedding, report
+from firstpage.report.charts import LOOK, along
 from firstpage.report.markup import Html, tag
 from firstpage.report.pictures import pick
 
@@ -136,6 +137,13 @@ def test_best_median_and_worst_are_what_they_say():
     assert all(42 <= score <= 47 for score in scores[found["median"]].tolist())
     one = pick(torch.zeros(5), torch.zeros(5, dtype=torch.long), 3)
     assert [len(rows) for rows in one.values()] == [1, 1, 1]  # one of each class
+
+
+def test_a_run_keeps_its_colour_where_another_logged_nothing():
+    figure = along({"one": None, "two": ([0, 1], [0.0, 0.0])}, "idle")
+    (line,) = figure.axes[0].lines
+    assert line.get_color() == LOOK.colours[1]
+    assert figure.axes[0].get_ylim()[0] == 0  # a share is never below
 
 
 @given(st.text(), st.text())

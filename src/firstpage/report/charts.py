@@ -105,14 +105,12 @@ def chart(figure: Figure, title: str, caption: object) -> Html:
     return tag("figure", _svg(figure, title), tag("figcaption", caption), class_="card")
 
 
-def _logged(runs: Mapping[str, Measured]) -> dict[str, dict[str, Series]]:
-    """Name → run → series."""
-    found: dict[str, dict[str, Series]] = {}
-    for run, measured in runs.items():
-        record = measured.subject.record
-        for name, series in ({} if record is None else record.series()).items():
-            found.setdefault(name, {})[run] = series
-    return found
+def _logged(runs: Mapping[str, Measured]) -> dict[str, dict[str, Series | None]]:
+    """Name → run → series, None for a run without it."""
+    records = {run: measured.subject.record for run, measured in runs.items()}
+    series = {run: {} if record is None else record.series() for run, record in records.items()}
+    names = dict.fromkeys(name for found in series.values() for name in found)
+    return {name: {run: found.get(name) for run, found in series.items()} for name in names}
 
 
 def _is_metric(name: str) -> bool:
@@ -123,25 +121,41 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace(".", " ")
 
 
-def along(runs: Mapping[str, Series], name: str) -> Figure:
-    """A logged number along the steps of one run or several. What is not finite is marked where it began.
+def along(runs: Mapping[str, Series | None], name: str) -> Figure:
+    """A logged number along the steps of one run or several. Where one ceased to be finite is marked.
+
+    Args:
+        runs: steps and values of each; None for a run that did not log it, so that others keep their colour.
+        name: what it is.
 
     >>> figure = along({"a": ([0, 10, 20], [3.0, 2.0, float("nan")])}, "loss")
     >>> len(figure.axes[0].lines)  # the curve, and where it broke off
     2
     """
     figure, (axes,) = LOOK.panels()
-    for number, (run, (steps, values)) in enumerate(runs.items()):
+    for number, (run, series) in enumerate(runs.items()):
+        if series is None:
+            continue
+        steps, values = series
         marker = "o" if len(values) <= 40 else None
         axes.plot(steps, values, label=run, marker=marker, markersize=2.2, **LOOK.curve(number))
         broken = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
         if broken:
             axes.axvline(broken[0], color=LOOK.wrong, linewidth=1.0, linestyle=":")
             axes.annotate(
-                "not finite", (broken[0], 1), xycoords=("data", "axes fraction"), fontsize=7, color=LOOK.wrong
+                "not finite ",
+                (broken[0], 1),
+                xycoords=("data", "axes fraction"),
+                ha="right",
+                va="top",
+                fontsize=7,
+                color=LOOK.wrong,
             )
     LOOK.label(axes, "step", name)
     axes.margins(x=0.02)
+    least = min((min(series[1]) for series in runs.values() if series), default=0.0)
+    if least >= 0:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     if len(runs) > 1:
         LOOK.legend(axes)
     return figure

@@ -42,6 +42,8 @@ class Measured:
         retrieval: what its searches return.
         clustering: how its clusters agree with the classes, unless that was left out.
         verification: how well it tells pairs apart, where the data has pairs.
+
+    `measure` makes one, and its example shows it.
     """
 
     subject: Subject
@@ -139,6 +141,22 @@ def measure(subject: Subject, *, clustering: bool = True) -> Measured:
     Args:
         subject: what to measure.
         clustering: also cluster the test images, which costs much with thousands of classes.
+
+    >>> from pathlib import Path
+    >>> from firstpage.data.catalog import Catalog
+    >>> from firstpage.models import Embedder
+    >>> from firstpage.training.splits import Search
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
+    >>> subject = Subject("toy", None, model, catalog, "paper", Search(np.arange(4)), points)
+    >>> measured = measure(subject)
+    >>> measured.headline()
+    'toy on toy: 4 queries among one another, 2 classes, paper protocol'
+    >>> measured.confusions()
+    [{'query': 'wren', 'found': 'auk', 'count': 1}]
+    >>> measured.estimates["P@1"].value
+    75.0
     """
     labels, gallery_labels = subject.labels, subject.gallery_labels
     retrieval = evaluate(subject.queries, labels, subject.gallery, gallery_labels)

@@ -214,7 +214,7 @@ def _footer(runs: Mapping[str, Measured]) -> Html:
         *(tag("p", said) for name, said in protocols.items() if name in used),
         tag(
             "p",
-            f"Made by firstpage {firstpage.__version__} on {date.today().isoformat()}, all of it in this file.",
+            f"Made by firstpage {firstpage.__version__} on {date.today()}. It needs no other file.",
         ),
     )
 

@@ -35,26 +35,26 @@ class Subject:
         record: what the run folder says, where the model came from one.
         model: the embedder.
         catalog: the images.
-        pixels: their stored pixels.
         protocol: `paper` or `fair`; `test` says what the images are.
         search: the rows of the catalog that are queries, and those of the gallery if that is another.
         queries: [Q, D] unit vectors on the model's device.
         gallery: [G, D] likewise, or None.
 
-    >>> Subject.open("nowhere")
-    Traceback (most recent call last):
-    FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> subject = Subject("toy", None, model, catalog, "paper", Search(np.arange(4)), torch.eye(4))
+    >>> subject.labels.tolist(), subject.gallery_labels, subject.own_data
+    ([0, 0, 1, 1], None, False)
     """
 
     name: str
     record: Record | None
     model: Embedder
     catalog: Catalog
-    pixels: PixelStore
     protocol: str
     search: Search
     queries: Tensor
-    gallery: Tensor | None
+    gallery: Tensor | None = None
 
     @classmethod
     def open(
@@ -80,6 +80,10 @@ class Subject:
         Raises:
             FileNotFoundError: no model there, or no data.
             ValueError: the data has no test, or not under that protocol.
+
+        >>> Subject.open("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
         """
         source = Path(folder)
         record = Record.read(source) if (source / "run.json").is_file() else None
@@ -114,7 +118,6 @@ class Subject:
             record,
             model,
             catalog,
-            pixels,
             settings.protocol,
             search,
             vectors,

@@ -176,7 +176,7 @@ def _facts_beside(runs: Mapping[str, Measured], records: Mapping[str, Record]) -
     changed = differences([record.recipe for record in records.values()]) if len(records) == len(runs) else {}
     columns = [_facts(run) for run in runs.values()]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    head = tag("tr", tag("th", "", scope="col"), *_run_heads(list(runs)))
+    head = tag("tr", tag("th", "", scope="col"), *_run_heads(list(runs), None))
 
     def row(name: str, values: Sequence[str]) -> Html:
         return tag("tr", tag("th", name, scope="row"), *(tag("td", value) for value in values))
@@ -193,9 +193,9 @@ def swatch(number: int) -> Html:
     return tag("span", class_="swatch", style=f"--tint: var(--run-{number % 6})", aria_hidden="true")
 
 
-def _run_heads(names: Sequence[str]) -> list[Html]:
+def _run_heads(names: Sequence[str], kind: str | None = "num") -> list[Html]:
     return [
-        tag("th", swatch(number), named(name), scope="col", class_="num") for number, name in enumerate(names)
+        tag("th", swatch(number), named(name), scope="col", class_=kind) for number, name in enumerate(names)
     ]
 
 
