@@ -11,7 +11,8 @@ from conftest import STRANGE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstpage.report import embedding, report
+from firstpage.data import read
+from firstpage.report import Subject, embedding, measure, report, write
 from firstpage.report.charts import LOOK, along
 from firstpage.report.markup import Html, tag
 from firstpage.report.pictures import pick
@@ -108,6 +109,33 @@ def test_frames_tell_right_from_wrong(pages):
         for frame, word, found, mark in results:
             assert frame == word == ("right" if found == asked else "wrong")
             assert mark == ("✓" if found == asked else "✗")
+
+
+def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tmp_path):
+    catalog = read(stripes)
+    half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
+    measured = {
+        name: measure(Subject.open(runs / name, data, cache=runs / "cache", progress=False), clustering=False)
+        for name, data in (("one", catalog), ("two", half))
+    }
+    text = write(measured, tmp_path / "page.html").read_text(encoding="utf-8")
+    _Read(text)
+    count = sum(len(rows) for run in measured.values() for rows in _picked(run).values())
+    assert text.count('class="query"') == count
+    assert "one: 36 queries" in text
+    assert f"two: {measured['two'].retrieval.queries} queries" in text
+
+
+def _picked(measured):
+    return pick(measured.retrieval.per_query["mAP"], measured.retrieval.labels, 4)
+
+
+def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):
+    folders = [runs / "one" / "best", runs / "two"]
+    path = report(folders, tmp_path / "model.html", data=stripes, cache=runs / "cache", progress=False)
+    page = _Read(path.read_text(encoding="utf-8"))
+    assert {"best", "two", "small, 16 dimensions, avg pooling"} <= set(page.words)
+    assert "Settings that differ" not in page.words
 
 
 def test_without_opentsne_the_map_is_pca_and_says_so(runs, tmp_path, monkeypatch):

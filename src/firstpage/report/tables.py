@@ -35,15 +35,18 @@ def tiles(measured: Measured) -> Html:
         if name not in measured.estimates:
             continue
         estimate = measured.estimates[name]
-        said = [_meaning(name), f"95 % interval {_span(estimate.queries)}" if estimate.queries else None]
-        said.append(f"untrained {start[name]:.1f}" if name in start else None)
+        said: list[object] = [_meaning(name)]
+        if estimate.queries:
+            said.append(join(["95 % interval ", tag("span", _span(estimate.queries), class_="nowrap")]))
+        if name in start:
+            said.append(f"untrained {start[name]:.1f}")
         cards.append(
             tag(
                 "div",
                 tag("dt", name),
                 tag("dd", f"{estimate.value:.1f}", tag("small", " %"), class_="value"),
                 tag("dd", _strip(estimate)),
-                *(tag("dd", line, class_="note") for line in said if line),
+                *(tag("dd", line, class_="note") for line in said),
                 class_="tile card",
             )
         )
@@ -60,7 +63,7 @@ def metrics(measured: Measured) -> Html:
             tag("td", f"{estimate.value:.2f}", class_="num"),
             tag("td", _span(estimate.queries), class_="num"),
             tag("td", _span(estimate.classes), class_="num"),
-            tag("td", _strip(estimate), class_="wide-only"),
+            tag("td", _strip(estimate), class_="widest-only"),
         )
         for estimate in _all(measured).values()
     ]
@@ -72,7 +75,7 @@ def metrics(measured: Measured) -> Html:
                 tag("th", "", class_="wide-only"),
                 tag("th", ""),
                 tag("th", "95 % interval over", scope="colgroup", colspan=2, class_="num"),
-                tag("th", "", class_="wide-only"),
+                tag("th", "", class_="widest-only"),
             ),
             tag(
                 "tr",
@@ -81,7 +84,7 @@ def metrics(measured: Measured) -> Html:
                 tag("th", "%", scope="col", class_="num"),
                 tag("th", "queries", scope="col", class_="num"),
                 tag("th", "classes", scope="col", class_="num"),
-                tag("th", "0 … 100", scope="col", class_="wide-only"),
+                tag("th", "0 … 100", scope="col", class_="widest-only"),
             ),
         )
     )
@@ -107,9 +110,9 @@ def comparison(runs: Mapping[str, Measured]) -> Html:
             value = tag("span", f"{estimate.value:.2f}", class_=best)
             cells.append(tag("td", value, tag("br") if span else None, span, class_="num"))
             strips.append(_strip(estimate, number))
-        row = tag("tr", tag("th", name, scope="row"), *cells, tag("td", *strips, class_="wide-only"))
+        row = tag("tr", tag("th", name, scope="row"), *cells, tag("td", *strips, class_="widest-only"))
         rows.append(row)
-    strip = tag("th", "0 … 100", scope="col", class_="wide-only")
+    strip = tag("th", "0 … 100", scope="col", class_="widest-only")
     head = tag("tr", tag("th", "%", scope="col"), *_run_heads(list(runs)), strip)
     return _table(head, rows)
 
@@ -221,9 +224,9 @@ def _untrained(measured: Measured) -> dict[str, float]:
 def _meaning(name: str) -> str:
     kind, _, count = name.removeprefix("pairs: ").partition("@")
     if count.isdigit():
-        if kind == "P":
-            return "first results that are right" if count == "1" else f"right among the first {count}"
-        return f"a right one among the first {count}"
+        if count == "1":
+            return "first results that are right"
+        return f"{'right' if kind == 'P' else 'a right one'} among the first\u00a0{count}"
     return _MEANINGS.get(name.removeprefix("pairs: "), "")
 
 
