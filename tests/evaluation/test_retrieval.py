@@ -71,8 +71,8 @@ def test_everything_equals_loops(ties, way, search, block, results):
     relevant = (labels[:, None] == other_labels).sum(1) - int(alone)
     hypothesis.assume(bool((relevant > 0).any()) and len(other_labels.unique()) > 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "_SEARCH_ABOVE", {"cpu": 0 if way == "search" else 1000})
-        patch.setattr(ranking, "_STEP", {"cpu": 200})
+        many = 0 if way == "search" else 1000
+        patch.setattr(ranking, "_CPU", ranking._Sizes(step=200, chunk=64, search_above=many))
         found = evaluate(points, labels, *(gallery or ()), ks=KS, ties=ties, block=block, results=results)
     unit = torch.nn.functional.normalize
     similarity = unit(points, dim=1) @ unit(others, dim=1).T
@@ -115,10 +115,11 @@ def birds():
     return centres[labels] + 2 * torch.randn(300, 16, generator=generator), labels
 
 
-def test_a_wide_gallery_equals_sorting():
+@pytest.mark.parametrize("classes", [7, 2500])  # ranks by binary search, and by comparing
+def test_a_wide_gallery_equals_sorting(classes):
     generator = torch.Generator().manual_seed(1)
     gallery = torch.randn(5000, 8, generator=generator, dtype=torch.float64)
-    gallery_labels = torch.randint(40, (5000,), generator=generator)  # 125 each: ranks by binary search
+    gallery_labels = torch.arange(5000) % classes
     points, labels = torch.randn(7, 8, generator=generator, dtype=torch.float64), torch.arange(7)
     found = evaluate(points, labels, gallery, gallery_labels, results=300)
     unit = torch.nn.functional.normalize
@@ -127,6 +128,21 @@ def test_a_wide_gallery_equals_sorting():
     hits = (gallery_labels[order] == labels[:, None]).double()
     at = hits.cumsum(1) / torch.arange(1, 5001)
     torch.testing.assert_close(found.per_query["mAP"], 100 * (at * hits).sum(1) / hits.sum(1))
+
+
+def test_ties_far_apart():
+    """Forty copies of the best candidate, each among sixty-three worse ones: the first of them come first."""
+    gallery = torch.tensor([0.0, 1.0]).repeat(40 * 64, 1)
+    gallery[17::64] = torch.tensor([1.0, 0.0])
+    labels = torch.zeros(40 * 64).long()
+    labels[17] = 1
+    found = evaluate(torch.tensor([[1.0, 0.0]]), torch.ones(1).long(), gallery, labels, results=3)
+    assert found.first.tolist() == [[17, 81, 145]]
+    worst = evaluate(
+        torch.tensor([[1.0, 0.0]]), torch.ones(1).long(), gallery, labels, results=3, ties="pessimistic"
+    )
+    assert worst.first.tolist() == [[81, 145, 209]]
+    assert worst.mrr == pytest.approx(100 / 40)
 
 
 def test_scikit_learn_agrees(birds):
@@ -187,6 +203,28 @@ def test_the_copy_of_a_query_is_a_result_and_the_query_is_not():
     found = evaluate(points, torch.tensor([0, 1, 0, 1]))
     assert found.first[:, 0].tolist() == [1, 0, 3, 2]
     assert found.precision[1] == 0
+    assert (
+        evaluate(points, torch.tensor([0, 1, 0, 1]), points, torch.tensor([0, 1, 0, 1])).row() == found.row()
+    )
+
+
+@pytest.mark.parametrize(("count", "queries"), [(65, 1), (2049, 3), (1100, 18)])
+def test_copies_tie_wherever_they_stand(monkeypatch, count, queries):
+    """A product rounds differently at its ragged edges; copies of an image must not."""
+    monkeypatch.setattr(ranking, "_CPU", ranking._Sizes(step=2**12, chunk=2**15, search_above=32))
+    generator = torch.Generator().manual_seed(0)
+    pictures, copies = (
+        torch.randn(5, 64, generator=generator),
+        torch.randint(5, (count,), generator=generator),
+    )
+    points, labels = torch.randn(queries, 64, generator=generator), torch.zeros(queries).long()
+    found = evaluate(points, labels, pictures[copies], torch.arange(count) % 2, results=count)
+    unit = torch.nn.functional.normalize
+    nearness = (unit(points, dim=1).double() @ unit(pictures, dim=1).double().T)[:, copies]
+    expected = nearness.argsort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.first, expected)
+    first_even = (expected % 2 == 0).long().argmax(dim=1)
+    torch.testing.assert_close(found.per_query["MRR"], 100 / (first_even + 1).double())
 
 
 def test_ties_by_index_or_against_us():

@@ -10,35 +10,38 @@ __all__ = ["bootstrap"]
 _DRAWS = 2**22  # draws that exist at a time
 
 
-def bootstrap(values: Tensor, weights: Tensor, *, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
+def bootstrap(
+    values: Tensor, weights: Tensor | None = None, *, samples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
     """The 95 % percentile interval of Σ values / Σ weights, whole entries drawn with replacement.
 
-    With one entry a query (weight 1) the queries are drawn; with one entry a class (the sum over its queries,
-    their number) the classes are, which is wider: queries of a class succeed and fail together.
+    With one entry a query the queries are drawn; with one entry a class (the sum over its queries, and their
+    number as weight) the classes are, which is wider: queries of a class succeed and fail together.
 
     Args:
         values: [N] sums.
-        weights: [N] how many each is the sum of.
+        weights: [N] how many each is the sum of; one if left out.
         samples: resamples.
         seed: of the draws; they are the same on every machine and device.
 
     Raises:
         ValueError: fewer than one sample.
 
-    >>> low, high = bootstrap(torch.tensor([0.0, 100.0, 100.0, 100.0]), torch.ones(4))
+    >>> low, high = bootstrap(torch.tensor([0.0, 100.0, 100.0, 100.0]))
     >>> low, high
     (25.0, 100.0)
     """
     if samples < 1:
         raise ValueError(f"samples={samples}: draw at least one")
     generator = torch.Generator().manual_seed(seed)
-    table = torch.stack([values, weights]).double().cpu()  # [2, N]
-    count = table.shape[1]
+    count = len(values)
+    values = values.double().cpu()
+    weights = None if weights is None else weights.double().cpu()
     rows = max(1, _DRAWS // count)
     means = []
     for begin in range(0, samples, rows):
         draws = torch.randint(count, (min(rows, samples - begin), count), generator=generator)
-        total, number = table[:, draws].sum(dim=2)
-        means.append(total / number)
+        number = count if weights is None else weights[draws].sum(dim=1)
+        means.append(values[draws].sum(dim=1) / number)
     low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high

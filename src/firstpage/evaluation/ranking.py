@@ -22,14 +22,32 @@ Ties = Literal["index", "pessimistic"]
 
 _BLOCK = 2**29  # bytes of similarities that exist at a time
 _GROUP = 64  # candidates whose maximum stands for them in the search for the first results
-# Elements that later steps take at a time: what the CPU's cache holds, and a fraction of a GPU's block.
-_STEP = {"cpu": 2**22}
-_STEP_GPU = 2**25
-_CHUNK = {"cpu": 2**20}  # values of the gallery scaled together: a copy that stays in the cache
-_CHUNK_GPU = 2**25
-# With more thresholds than this a binary search for every candidate is cheaper than comparing with each.
-_SEARCH_ABOVE = {"cpu": 64}
-_SEARCH_ABOVE_GPU = 512
+# A matrix product rounds differently at the ragged edges of its tiles, and copies of an image would differ in
+# the last bit: rows of queries are filled up to a multiple of this, and those of the gallery to whole groups.
+_TILE = 16
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much is done at a time: what the caches of a CPU hold, or what fills a GPU.
+
+    Attributes:
+        step: similarities that the ranks are counted over.
+        chunk: values of the gallery scaled together.
+        search_above: thresholds from which on a binary search for every candidate beats comparing with each.
+    """
+
+    step: int
+    chunk: int
+    search_above: int
+
+
+_CPU = _Sizes(step=2**22, chunk=2**20, search_above=32)
+_GPU = _Sizes(step=2**25, chunk=2**25, search_above=512)
+
+
+def _sizes(tensor: Tensor) -> _Sizes:
+    return _CPU if tensor.device.type == "cpu" else _GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,23 +111,25 @@ def ranked(
     else:
         dtype = torch.promote_types(dtype, gallery.dtype)
         gallery_scale = inverse_lengths("gallery", gallery)
-    kind, device, count = embeddings.device.type, embeddings.device, len(gallery)
+    sizes, device, count = _sizes(embeddings), embeddings.device, len(gallery)
     members = gallery_classes.argsort(stable=True)  # gallery rows, class by class, by index within a class
-    sizes = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
-    starts = sizes.cumsum(0) - sizes
-    width = -(-count // _GROUP) * _GROUP  # whole groups; the columns beyond the gallery stay at −∞
+    counts = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
+    starts = counts.cumsum(0) - counts
+    width = _up(count, _GROUP)
     block = max(1, min(block or _BLOCK // (dtype.itemsize * width), len(rows)))
-    step = max(1, _STEP.get(kind, _STEP_GPU) // width)
-    chunk = max(1, _CHUNK.get(kind, _CHUNK_GPU) // gallery.shape[1])
-    similarity = torch.full((block, width), -torch.inf, dtype=dtype, device=device)
+    step = max(1, sizes.step // width)
+    chunk = _up(max(1, sizes.chunk // gallery.shape[1]), _GROUP)
+    similarity = torch.empty(_up(block, _TILE), width, dtype=dtype, device=device)
     most = relevant[rows].cpu()  # the widths of the steps are read here, once
     for begin in range(0, len(rows), block):
         asked = rows[begin : begin + block]
         with full_precision(embeddings):
-            queries = (embeddings[asked] * scale[asked]).to(dtype)
+            queries = _scaled(embeddings[asked], scale[asked], dtype, _TILE)
             for left in range(0, count, chunk):
-                part = (gallery[left : left + chunk] * gallery_scale[left : left + chunk]).to(dtype)
-                torch.mm(queries, part.T, out=similarity[: len(asked), left : left + len(part)])
+                part = slice(left, left + chunk)
+                candidates = _scaled(gallery[part], gallery_scale[part], dtype, _GROUP)
+                torch.mm(queries, candidates.T, out=similarity[: len(queries), left : left + len(candidates)])
+        similarity[:, count:] = -torch.inf
         if alone:
             similarity[torch.arange(len(asked), device=device), asked] = -torch.inf
         for top in range(0, len(asked), step):
@@ -118,10 +138,20 @@ def ranked(
             room = int(most[begin + top : begin + top + len(taken)].max())
             yield Ranked(
                 taken,
-                _ranks(lines, classes[taken], members, starts, sizes, room, ties, alone),
+                _ranks(lines, classes[taken], members, starts, counts, room, ties, alone),
                 relevant[taken],
                 _first(lines, classes[taken], gallery_classes, results, ties),
             )
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _scaled(rows: Tensor, scale: Tensor, dtype: torch.dtype, multiple: int) -> Tensor:
+    """Rows of length one, and rows of zeros up to a multiple."""
+    missing = _up(len(rows), multiple) - len(rows)
+    return torch.nn.functional.pad((rows * scale).to(dtype), (0, 0, 0, missing))
 
 
 def _ranks(
@@ -129,14 +159,14 @@ def _ranks(
     classes: Tensor,
     members: Tensor,
     starts: Tensor,
-    sizes: Tensor,
+    counts: Tensor,
     room: int,
     ties: Ties,
     alone: bool,
 ) -> Tensor:
     """[B, room]: the rank of each positive, best first."""
     place = torch.arange(room + int(alone), device=similarity.device)
-    inside = place < sizes[classes, None]
+    inside = place < counts[classes, None]
     columns = members[(starts[classes, None] + place).clamp(max=len(members) - 1)]
     score = similarity.gather(1, columns).masked_fill(~inside, -torch.inf)
     # Stable: equal positives stay by index. The query itself stands at −∞, after its positives.
@@ -155,7 +185,7 @@ def _ranks(
     if bool(tied.any()):
         line, which = tied.nonzero().T
         column = torch.arange(similarity.shape[1], device=score.device)
-        size = max(1, _STEP.get(score.device.type, _STEP_GPU) // similarity.shape[1])
+        size = max(1, _sizes(score).step // similarity.shape[1])
         for rows, positive in zip(torch.split(line, size), torch.split(which, size), strict=True):
             equal = similarity[rows] == score[rows, positive, None]
             ranks[rows, positive] += (equal & (column < columns[rows, positive, None])).sum(dim=1)
@@ -164,8 +194,7 @@ def _ranks(
 
 def _exceeding(similarity: Tensor, thresholds: Tensor) -> Tensor:
     """[B, T]: how many values of its row exceed each threshold."""
-    kind = similarity.device.type
-    if thresholds.shape[1] <= _SEARCH_ABOVE.get(kind, _SEARCH_ABOVE_GPU):
+    if thresholds.shape[1] <= _sizes(similarity).search_above:
         mask = torch.empty(similarity.shape, dtype=torch.bool, device=similarity.device)
         counts = [
             _true(torch.gt(similarity, column, out=mask)) for column in torch.split(thresholds, 1, dim=1)
@@ -229,7 +258,7 @@ def _tied_first(
     results, count = value.shape[1], len(gallery_classes)
     last = value[:, -1:]
     # The sooner its turn, the larger the number.
-    turn = torch.arange(similarity.shape[1], 0, -1, device=value.device)
+    turn = torch.arange(similarity.shape[1], 0, -1, dtype=torch.int32, device=value.device)
     if ties == "pessimistic":
         wrong = gallery_classes != classes[:, None]
         turn = turn + similarity.shape[1] * torch.nn.functional.pad(wrong, (0, len(turn) - count))

@@ -142,10 +142,10 @@ class Retrieval:
         if name not in self.per_query:
             raise ValueError(f"name={name!r}: not among {', '.join(self.per_query)}")
         values = self.per_query[name]
-        weights = torch.ones_like(values)
+        weights = None
         if over == "classes":
             codes = torch.unique(self.labels, return_inverse=True)[1]
-            weights = torch.bincount(codes).to(values)
+            weights = torch.bincount(codes)
             values = torch.bincount(codes, values)
         elif over != "queries":
             raise ValueError(f"over={over!r}: give 'queries' or 'classes'")
@@ -208,9 +208,9 @@ def evaluate(
 ) -> Retrieval:
     """Search the gallery for every query by cosine and measure where what is right comes.
 
-    Without a gallery the queries search one another, each excluded from its own results by identity, not by
-    rank. Every metric is exact over the whole ranking; no more than half a gibibyte of similarities exists at
-    a time, and the gallery is not copied.
+    Without a gallery (or with the very tensor of the queries) they search one another, each excluded from its
+    own results by identity, not by rank. Every metric is exact over the whole ranking; no more than half a
+    gibibyte of similarities exists at a time, and the gallery is not copied.
 
     Args:
         embeddings: [Q, D] queries. They need not be normalised.
@@ -234,8 +234,10 @@ def evaluate(
     >>> found.precision[1], found.recall[3], found.first[3].tolist()
     (75.0, 100.0, [1, 0, 2])
     """
-    alone = gallery is None
     check_labelled("embeddings", embeddings, "labels", labels)
+    if gallery is embeddings:
+        gallery = None
+    alone = gallery is None
     if gallery is None:
         searched, searched_labels = embeddings, labels
     elif gallery_labels is None:
@@ -248,8 +250,8 @@ def evaluate(
                 f"gallery: {gallery.shape[1]} dimensions on {gallery.device}, embeddings "
                 f"{embeddings.shape[1]} on {embeddings.device}: embed both with the same model, on one device"
             )
-    ks = sorted(set(ks))
-    if not ks or ks[0] < 1:
+    ks = list(dict.fromkeys(ks))
+    if not ks or min(ks) < 1:
         raise ValueError(f"ks={tuple(ks)}: give at least one k, each at least 1")
     if results < 0:
         raise ValueError(f"results={results}: keep none (0) or more")
@@ -284,15 +286,7 @@ def evaluate(
     if shared:
         share = rows[torch.distributed.get_rank() :: torch.distributed.get_world_size()]
     for part in ranked(
-        embeddings,
-        classes,
-        gallery,
-        gallery_classes,
-        relevant,
-        share,
-        results=kept,
-        ties=ties,
-        block=block,
+        embeddings, classes, gallery, gallery_classes, relevant, share, results=kept, ties=ties, block=block
     ):
         measured, along = measure(part, wrong[part.queries], ks, *levels)
         values[:, part.queries] = measured
