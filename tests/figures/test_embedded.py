@@ -37,7 +37,7 @@ def test_same_class_similarity_counts_every_pair_once(points, block):
 
 
 def test_copies_of_an_image_fall_into_the_last_bin():
-    edges, density = figures.same_class_similarity(torch.rand(1, 5).repeat(9, 1), torch.zeros(9).long(), bins=10)
+    _, density = figures.same_class_similarity(torch.rand(1, 5).repeat(9, 1), torch.zeros(9).long(), bins=10)
     assert density.tolist() == [0.0] * 9 + [5.0]
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
+    from firstpage.evaluation import Retrieval
     from firstpage.figures.embedded import Embedded
     from firstpage.figures.runs import RunLog
 
@@ -47,23 +48,44 @@ class _Order:
         from firstpage.figures.embedded import read_embedded
 
         if not self.sources:
-            raise ValueError(f"{self.name}: name at least one .npz file of firstpage embed")
+            raise ValueError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
-        stems = [Path(source).stem for source in self.sources]
-        alike = len(set(stems)) < len(stems)
-        titles = [str(Path(source).with_suffix("")) for source in self.sources] if alike else stems
+        titles = [Path(source).resolve().name.removesuffix(".npz") for source in self.sources]
+        if len({*titles}) < len(titles):
+            titles = [source.removesuffix(".npz") for source in self.sources]
         return {
             title: read_embedded(source, catalog) for title, source in zip(titles, self.sources, strict=True)
         }
 
     def parts(self, split: str) -> dict[str, Embedded]:
-        """The embeddings of the split asked for, or of the figure's own; all where no dataset is named."""
-        wanted = self.split or (None if self.data is None else split)
-        return {title: whole.part(wanted) for title, whole in self.embedded().items()}
+        """The embeddings of the split asked for, or of the figure's own; all where there are no splits."""
+        return {
+            title: whole.part(self.split or (split if whole.catalog and whole.catalog.splits else None))
+            for title, whole in self.embedded().items()
+        }
+
+    def searched(self) -> dict[str, Retrieval]:
+        """Each embedding's search, by the dataset's protocol: queries in their gallery, or in one another."""
+        from firstpage.evaluation import evaluate
+
+        found = {}
+        for title, whole in self.embedded().items():
+            splits = whole.catalog.splits if whole.catalog else {}
+            if self.split is None and {"query", "gallery"} <= {*splits}:
+                queries, gallery = whole.part("query"), whole.part("gallery")
+                found[title] = evaluate(
+                    queries.embeddings, queries.labels, gallery.embeddings, gallery.labels
+                )
+            else:
+                part = whole.part(self.split or ("test" if splits else None))
+                found[title] = evaluate(part.embeddings, part.labels)
+        return found
 
     def only(self, split: str) -> Embedded:
         if len(self.sources) != 1:
-            raise ValueError(f"{self.name}: draws one .npz file, {len(self.sources)} were named")
+            raise ValueError(
+                f"{self.name}: draws one .npz file or run folder, {len(self.sources)} were named"
+            )
         return next(iter(self.parts(split).values()))
 
     def nothing(self) -> None:
@@ -92,20 +114,16 @@ def _group_size(order: _Order) -> Figure:
 
 
 def _precision_recall(order: _Order) -> Figure:
-    from firstpage.evaluation import evaluate
     from firstpage.figures.precision_recall import plot_precision_recall
 
-    parts = order.parts("test")
-    curves = {name: evaluate(part.embeddings, part.labels).pr_curve for name, part in parts.items()}
+    curves = {name: found.pr_curve for name, found in order.searched().items()}
     return plot_precision_recall(curves, look=order.look)
 
 
 def _roc(order: _Order) -> Figure:
-    from firstpage.evaluation import evaluate
     from firstpage.figures.roc import plot_roc
 
-    parts = order.parts("test")
-    curves = {name: evaluate(part.embeddings, part.labels).roc_curve for name, part in parts.items()}
+    curves = {name: found.roc_curve for name, found in order.searched().items()}
     return plot_roc(curves, look=order.look)
 
 
@@ -225,8 +243,9 @@ def draw(
 
     `training`, `training-triplets` and `group-size` take run folders. `sphere-density`, `gradient-variance`,
     `sampled-negatives` and `loss-shapes` are theory and take nothing. All others take .npz files of
-    `firstpage embed`; with `data` they show its test images (`class-similarity`: its train images), without
-    it all that are in the file. `retrieved-lists` and `train-similarity` cannot do without it.
+    `firstpage embed`, or run folders, whose models embed `data` first. With `data` they show its test images
+    (`class-similarity`: its train images), without it or its splits all that are in the file.
+    `retrieved-lists` and `train-similarity` cannot do without it.
 
     Args:
         name: one of `names()`.

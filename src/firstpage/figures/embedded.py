@@ -1,10 +1,11 @@
-"""What the figures need of a file that `firstpage embed` wrote: vectors, classes, splits and pictures."""
+"""What the figures need of an embedded dataset: vectors, classes, splits and pictures."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +29,8 @@ class Embedded:
         rows: [N] their rows in the catalog.
         catalog: the dataset; None where only the file is known.
 
-    >>> Embedded(torch.eye(2), torch.tensor([0, 1])).part(None) is not None
-    True
+    >>> Embedded(torch.eye(5), torch.arange(5)).every(3).labels
+    tensor([0, 2, 4])
     """
 
     embeddings: Tensor
@@ -79,11 +80,11 @@ class Embedded:
 
 
 def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) -> Embedded:
-    """Read an .npz file that `firstpage embed` wrote.
+    """Read an .npz file that `firstpage embed` wrote, or embed a dataset by a run's best model.
 
     Args:
-        path: the file.
-        catalog: the dataset it was made from, for splits and pictures.
+        path: the file; or the folder of a run or of a model.
+        catalog: the dataset it was made from, for splits and pictures; what a model shall embed.
 
     Raises:
         ValueError: it is no such file, or of another dataset.
@@ -92,6 +93,14 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
     Traceback (most recent call last):
     ValueError: nowhere.npz: no such file: write one with firstpage embed MODEL DATA nowhere.npz
     """
+    if Path(path).is_dir():
+        if catalog is None:
+            raise ValueError(f"{path}: is a model: name the dataset that it shall embed (--data)")
+        from firstpage.models.embed import embed_to_file
+
+        with TemporaryDirectory() as folder:
+            embed_to_file(path, catalog, Path(folder, "all.npz"))
+            return read_embedded(Path(folder, "all.npz"), catalog)
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
     try:

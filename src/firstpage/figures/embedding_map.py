@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 def map_positions(embeddings: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Floats:
     """[N, 2]: where Barnes–Hut t-SNE puts each image. Needs the extra `tsne`.
 
-    Neighbours are exact. One thread, so that a seed gives one map; 5,000 images take about a minute.
+    Neighbours are exact. One thread, so that a seed gives one map; 5,000 images take half a minute.
 
     Args:
         embeddings: [N, D], at least 4 of them.
@@ -105,11 +105,10 @@ def plot_embedding_map(
     (128, 128, 4)
     """
     look = look or style()
-    width = 8.0 if picture is None else 16.0
-    figure, (axes,) = look.panels(width=width, height=width)
-    axes.set_axis_off()
-    axes.set_aspect("equal")
     if picture is None:
+        figure, (axes,) = look.panels(height=8.0)
+        axes.set_axis_off()
+        axes.set_aspect("equal")
         codes = np.unique(labels, return_inverse=True)[1] % len(look.colours)
         axes.scatter(
             positions[:, 0],
@@ -123,10 +122,13 @@ def plot_embedding_map(
     from PIL import Image
 
     rows, places = spread_thumbnails(positions, cells)
-    sheet = np.zeros((cells * side, cells * side, 4), np.uint8)  # clear where there is nothing
+    across, up = (places.max(axis=0) + 1).tolist()  # the map's longer side fills the grid, the other may not
+    figure, (axes,) = look.panels(width=16.0 * across / cells, height=16.0 * up / cells)
+    axes.set_axis_off()
+    sheet = np.zeros((up * side, across * side, 4), np.uint8)  # clear where there is nothing
     for row, (column, line) in zip(rows.tolist(), places.tolist(), strict=True):
         small = Image.fromarray(picture(row)).resize((side, side), Image.Resampling.BILINEAR)
-        top = (cells - 1 - line) * side  # the map's y points up
+        top = (up - 1 - line) * side  # the map's y points up
         sheet[top : top + side, column * side : (column + 1) * side, :3] = np.asarray(small)
         sheet[top : top + side, column * side : (column + 1) * side, 3] = 255
     axes.imshow(sheet, interpolation="antialiased")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from firstpage.figures.style import SMALL, Style, style
+from firstpage.figures.style import SMALL, TEXT, Style, style
 from firstpage.pairs import unit
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def plot_nearest_classes(
     columns = min(len(nearest), 2)
     rows = -(-len(nearest) // columns)
     side = 8.0 / columns
-    figure, panels = look.panels(rows, columns, height=0.6 + (side + 0.2 if columns > 1 else 7.0) * rows)
+    figure, panels = look.panels(rows, columns, height=0.8 + (side if columns > 1 else 7.2) * rows)
     low = min(0.0, *(float(values.min()) for pair in nearest.values() for values in pair))
-    for place, (axes, (title, (same, other))) in enumerate(zip(panels, nearest.items(), strict=False)):
+    for axes, (title, (same, other)) in zip(panels, nearest.items(), strict=False):
         right = same > other
         share = 100 * right.double().mean().item()
         shown = torch.zeros_like(right)
         shown[torch.linspace(0, len(right) - 1, min(most, len(right))).long()] = True
-        size = min(6.0, max(0.6, 3000 / len(right)))
+        size = min(6.0, max(1.0, 4000 / len(right)))
         for mask, colour, marker in ((right, look.right, "o"), (~right, look.wrong, "^")):
             mask = (mask & shown).cpu()
             axes.scatter(
@@ -89,7 +89,7 @@ def plot_nearest_classes(
                 c=colour,
                 marker=marker,
                 linewidths=0,
-                alpha=0.6,
+                alpha=0.75,
                 rasterized=True,  # thousands of points would make an unwieldy .svg
             )
         axes.plot([low, 1], [low, 1], color=look.ink, linewidth=0.6)
@@ -103,8 +103,10 @@ def plot_nearest_classes(
             color=look.ink,
         )
         axes.set(xlim=(low, 1.01), ylim=(low, 1.01), aspect="equal")
-        across = "nearest of the same class" if place >= len(nearest) - columns else ""
-        look.label(axes, across, "nearest of another class" if place % columns == 0 else "", title)
+        look.label(axes, title=title)
+    text = {"fontsize": TEXT, "color": look.ink}
+    figure.supxlabel("nearest of the same class (cosine)", **text)
+    figure.supylabel("nearest of another class", **text)
     for axes in panels[len(nearest) :]:
         axes.set_visible(False)
     return figure

@@ -21,7 +21,7 @@ STRATEGIES = ("uniform", "semihard", "hard", "distance_weighted")
 
 
 def simulated_classes(
-    classes: int = 2048, dimensions: int = 16, spread: float = 0.8, *, seed: int = 0
+    classes: int = 1024, dimensions: int = 16, spread: float = 0.8, *, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Two images of each of many classes strewn over the sphere, on average `spread` apart.
 
@@ -84,7 +84,7 @@ def sampled_distances(
 
 
 def plot_sampled_negatives(
-    distances: Mapping[str, Tensor] | None = None, *, bins: int = 70, look: Style | None = None
+    distances: Mapping[str, Tensor] | None = None, *, bins: int = 50, look: Style | None = None
 ) -> Figure:
     """Histogram of the distances of sampled negatives for each strategy.
 

@@ -56,9 +56,10 @@ class Style:
 
     def curve(self, number: int) -> dict[str, Any]:
         """Colour, line and width of the curve of that number, for `Axes.plot`."""
+        again, colour = divmod(number, len(self.colours))
         return {
-            "color": self.colours[number % len(self.colours)],
-            "linestyle": _LINES[number % len(_LINES)],
+            "color": self.colours[colour],
+            "linestyle": _LINES[(colour + again) % len(_LINES)],  # another line when colours come again
             "linewidth": 1.4,
         }
 
@@ -90,8 +91,16 @@ class Style:
             axes.set_title(title, fontsize=TEXT, color=self.ink)
 
     def legend(self, axes: Axes, **settings: Any) -> None:  # noqa: ANN401
-        """A legend without a frame, where there is room for it."""
-        axes.legend(fontsize=SMALL, labelcolor=self.ink, frameon=False, handlelength=2.6, **settings)
+        """A legend without a border, where there is most room for it; what it covers shines through."""
+        axes.legend(
+            fontsize=SMALL,
+            labelcolor=self.ink,
+            facecolor=self.paper,
+            edgecolor="none",
+            framealpha=0.8,
+            handlelength=2.6,
+            **settings,
+        )
 
 
 _LIGHT = Style(

@@ -100,6 +100,9 @@ def plot_training_curves(
         axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4), useMathText=True)
         axes.xaxis.get_offset_text().set(color=look.ink, fontsize=7)
     axes.set_xlim(0, None)
-    look.label(axes, "iterations" if by == "iterations" else "sampled triplets", f"test {measure} (%)")
-    look.legend(axes, loc="lower right")
+    # Under the protocol `fair` a run looks at held-out classes, and at the test only once, at the end.
+    fair = any(run.recipe.train.protocol == "fair" for run in runs)
+    across = "iterations" if by == "iterations" else "sampled triplets"
+    look.label(axes, across, f"{'held-out' if fair else 'test'} {measure} (%)")
+    look.legend(axes)
     return figure

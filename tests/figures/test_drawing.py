@@ -1,0 +1,239 @@
+"""Drawing by name into files, the look of it, and that nothing global is touched."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from firstpage import figures
+from firstpage.data import read
+from firstpage.evaluation import evaluate
+from firstpage.models import Embedder
+from firstpage.training import Recipe
+
+THEORY = ["sphere-density", "gradient-variance", "sampled-negatives", "loss-shapes"]
+RUNS = ["training", "training-triplets", "group-size"]
+EMBEDDINGS = sorted({*figures.names()} - {*THEORY, *RUNS})
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Pictures of one colour a class, in splits; embeddings near the class's centre."""
+    root = tmp_path_factory.mktemp("set")
+    for number in range(24):
+        name = root / ("train" if number < 12 else "test") / f"class{number // 4}" / f"{number}.png"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 16), (40 * (number // 4), 90, 200)).save(name)
+    catalog = read(str(root))
+    noise = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+    vectors = 2 * np.eye(8, dtype=np.float32)[catalog.labels] + noise
+    folder = tmp_path_factory.mktemp("embedded")
+    np.savez(folder / "one.npz", embeddings=vectors, labels=catalog.labels, paths=np.array(catalog.paths))
+    return catalog, folder / "one.npz"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "topk"
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(Recipe().toml())
+    (folder / "log.jsonl").write_text('{"step": 0, "P@1": 5, "R@1": 5}\n{"step": 9, "P@1": 8, "R@1": 8}\n')
+    return folder
+
+
+def sources(name, run, dataset):
+    if name in THEORY:
+        return [], None
+    return ([run], None) if name in RUNS else ([dataset[1]], str(dataset[0].root))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", figures.names())
+def test_every_figure_is_drawn_into_a_file(name, dark, run, dataset, tmp_path):
+    if name == "embedding-map":
+        pytest.importorskip("openTSNE", reason="openTSNE is not installed: pip install 'firstpage[tsne]'")
+    given, data = sources(name, run, dataset)
+    out = tmp_path / "new folder" / "figure.png"
+    assert figures.draw(name, given, out, data=data, dark=dark) == f"wrote {out}"
+    picture = np.asarray(Image.open(out).convert("RGB")).astype(int)
+    paper = [int(figures.style(dark).paper[place : place + 2], 16) for place in (1, 3, 5)]
+    assert picture[0, 0].tolist() == paper
+    drawn = (np.abs(picture - paper).sum(axis=2) > 90).mean()
+    assert 0.01 < drawn < 0.95  # something is there, and not everywhere
+    assert [path.name for path in out.parent.iterdir()] == ["figure.png"]
+
+
+@pytest.mark.parametrize(("suffix", "first"), [(".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")])
+def test_files_are_what_their_names_say(suffix, first, tmp_path):
+    figures.draw("sphere-density", [], tmp_path / f"x{suffix}")
+    assert (tmp_path / f"x{suffix}").read_bytes().startswith(first)
+
+
+def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp_path):
+    from firstpage.figures import precision_recall, roc
+
+    catalog, path = dataset
+    seen = {}
+    monkeypatch.setattr(
+        precision_recall,
+        "plot_precision_recall",
+        lambda curves, look: seen.update(pr=curves) or look.panels()[0],
+    )
+    monkeypatch.setattr(roc, "plot_roc", lambda curves, look: seen.update(roc=curves) or look.panels()[0])
+    for name in ("precision-recall", "roc"):
+        figures.draw(name, [path], tmp_path / "x.svg", data=str(catalog.root))
+    test = catalog.splits["test"]
+    with np.load(path) as file:
+        expected = evaluate(
+            torch.from_numpy(file["embeddings"][test]), torch.from_numpy(catalog.labels[test])
+        )
+    assert all(one.equal(two) for one, two in zip(seen["pr"]["one"], expected.pr_curve, strict=True))
+    assert all(one.equal(two) for one, two in zip(seen["roc"]["one"], expected.roc_curve, strict=True))
+    monkeypatch.undo()
+    area = figures.plot_roc({"one": expected.roc_curve}).axes[0].lines[0].get_label()
+    assert area == f"one (area {torch.trapezoid(expected.roc_curve[1], expected.roc_curve[0]):.3f})"
+
+
+def test_queries_search_their_gallery_where_the_dataset_has_one(tmp_path, monkeypatch):
+    from firstpage.figures import roc
+
+    lots = torch.Generator().manual_seed(4)
+    for number in range(24):
+        name = tmp_path / "set" / ("query" if number % 3 else "gallery") / f"{number // 6}" / f"{number}.png"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(name)
+    catalog = read(str(tmp_path / "set"))
+    vectors, labels = torch.randn(24, 4, generator=lots), torch.from_numpy(catalog.labels)
+    np.savez(
+        tmp_path / "x.npz", embeddings=vectors.numpy(), labels=labels.numpy(), paths=np.array(catalog.paths)
+    )
+    seen = {}
+    monkeypatch.setattr(roc, "plot_roc", lambda curves, look: seen.update(curves) or look.panels()[0])
+    figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
+    query, gallery = (torch.from_numpy(catalog.splits[name]) for name in ("query", "gallery"))
+    expected = evaluate(vectors[query], labels[query], vectors[gallery], labels[gallery])
+    assert seen["x"][1].equal(expected.roc_curve[1])
+
+
+def test_a_model_embeds_the_dataset_first(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    catalog, _ = dataset
+    model = Embedder.create(backbone="small", dim=4, stored=16, crop=16)
+    model.save(tmp_path / "run" / "best")
+    with pytest.raises(ValueError, match=r"is a model: name the dataset that it shall embed"):
+        figures.read_embedded(tmp_path / "run")
+    found = figures.read_embedded(tmp_path / "run", catalog)
+    assert found.rows.tolist() == list(range(24))
+    assert found.labels.tolist() == catalog.labels.tolist()
+    assert found.embeddings.shape == (24, 4)
+    same = found.embeddings[found.labels == 3]
+    assert torch.allclose(same, same[:1].expand_as(same), atol=1e-5)  # pictures of a class are alike here
+
+
+def test_a_dataset_without_splits_is_shown_whole(tmp_path):
+    for number in range(4):
+        (tmp_path / "set" / f"{number // 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "set" / f"{number // 2}" / f"{number}.png")
+    catalog = read(str(tmp_path / "set"))
+    np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=catalog.labels, paths=np.array(catalog.paths))
+    figures.draw("class-similarity", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
+    assert (tmp_path / "x.svg").stat().st_size > 1000
+
+
+def test_two_files_of_one_name_keep_apart(dataset, tmp_path):
+    _, path = dataset
+    copy = tmp_path / "one.npz"
+    copy.write_bytes(path.read_bytes())
+    figures.draw("nearest-classes", [path, copy], tmp_path / "x.png")
+    one_panel = tmp_path / "y.png"
+    figures.draw("nearest-classes", [path], one_panel)
+    assert Image.open(tmp_path / "x.png").size != Image.open(one_panel).size
+
+
+@pytest.mark.parametrize("name", THEORY)
+def test_theory_takes_nothing(name, run, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}: is drawn from theory"):
+        figures.draw(name, [run], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_figures_want_runs(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}: name at least one run folder"):
+        figures.draw(name, [], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embedding_figures_want_files(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"{name}: (name at least|draws) one \.npz"):
+        figures.draw(name, [], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("name", ["retrieved-lists", "train-similarity"])
+def test_what_cannot_do_without_the_dataset_asks_for_it(name, dataset, tmp_path):
+    with pytest.raises(ValueError, match=r"name the dataset.*\(--data\)"):
+        figures.draw(name, [dataset[1]], tmp_path / "x.png")
+
+
+def test_unknown_kinds_of_files_are_refused_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match=r"x\.jpg: sphere-density is written as \.png, \.svg, \.pdf"):
+        figures.draw("sphere-density", [], tmp_path / "x.jpg")
+    with pytest.raises(ValueError, match=r"x\.svg: retrieved-lists is written as \.png"):
+        figures.draw("retrieved-lists", [], tmp_path / "x.svg")
+    with pytest.raises(ValueError, match=r"cannot write '\.svg': choose \.png$"):
+        figures.save(Image.new("RGB", (4, 4)), tmp_path / "x.svg")
+    assert not list(tmp_path.iterdir())
+
+
+def luminance(colour):
+    """Relative luminance of WCAG 2."""
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_ink_and_curves_stand_out_from_the_paper(dark):
+    look = figures.style(dark)
+
+    def contrast(colour):
+        pair = sorted([luminance(colour), luminance(look.paper)])
+        return (pair[1] + 0.05) / (pair[0] + 0.05)
+
+    assert contrast(look.ink) >= 7
+    assert min(contrast(colour) for colour in look.colours) >= 2.2
+    curves = [look.curve(number) for number in range(6)]
+    assert len({str(curve["linestyle"]) for curve in curves}) == 6  # told apart without colour, too
+    assert len({str(look.curve(number)) for number in range(36)}) == 36
+
+
+def test_figures_are_drawn_in_threads_and_leave_settings_alone():
+    """In a process of its own: pyplot is never imported, and no setting changes, whichever thread draws."""
+    program = """
+import sys, threading, matplotlib
+names = [name for name in matplotlib.rcParams if name != "backend"]  # reading that would import pyplot
+before = [matplotlib.rcParams[name] for name in names]
+from firstpage import figures
+found = []
+def work(dark):
+    figure = figures.plot_gradient_variance((0.05,), look=figures.style(dark))
+    found.append((dark, figure.get_facecolor()[0] < 0.5))
+threads = [threading.Thread(target=work, args=(bool(n % 2),)) for n in range(6)]
+[t.start() for t in threads]; [t.join() for t in threads]
+assert len(found) == 6 and all(dark == black for dark, black in found), found
+assert "matplotlib.pyplot" not in sys.modules
+assert [matplotlib.rcParams[name] for name in names] == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_importing_the_package_is_light():
+    program = "import sys, firstpage.figures; assert not {'torch', 'matplotlib', 'openTSNE'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_every_name_is_there_and_is_no_module():
+    for name in figures.__all__:
+        assert callable(getattr(figures, name)), name
