@@ -1,23 +1,14 @@
-"""Two small runs on striped squares whose classes have the names of nightmares."""
+"""Two small runs on striped squares."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from striped import STRANGE, draw, recipe
 
 from firstpage.data import read
-from firstpage.training import Recipe, fit
-
-STRANGE = [
-    "<img src=x onerror=alert(1)>",
-    "\"auk\" & 'wren'",
-    "חתול ארוך מאוד",
-    "日本の猫",
-    "AVeryLongNameWithoutAnyPlaceToBreak" * 4,
-    "plain",
-]
+from firstpage.training import fit
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,18 +17,6 @@ def _one_thread():
     torch.set_num_threads(1)  # two would wait for one another on a busy machine
     yield
     torch.set_num_threads(threads)
-
-
-def draw(root, names, images, random, start):
-    rows, columns = np.mgrid[:36, :36]
-    for label, name in enumerate(names, start=start):
-        angle, width = label * np.pi / 18, 0.5 + 0.25 * (label % 3)
-        (root / name).mkdir(parents=True)
-        for number in range(images):
-            wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
-            colours = random.integers(0, 256, (2, 3))
-            picture = np.where(wave[..., None] > 0, colours[0], colours[1])
-            Image.fromarray(picture.astype(np.uint8)).save(root / name / f"{number}.png")
 
 
 @pytest.fixture(scope="session")
@@ -49,18 +28,6 @@ def stripes(tmp_path_factory):
     draw(root / "test", STRANGE, 6, random, 12)
     draw(root / "test", ["alone"], 1, random, 18)
     return root
-
-
-def recipe(*changes):
-    table = {
-        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardise": True},
-        "loss": {"name": "batch-all"},
-        "batch": {"size": 24, "images_per_class": 3},
-        "augment": {"crop": "random", "flip": 0.0},
-        "optimiser": {"lr": 3e-3, "head": 1.0},
-        "schedule": {"epochs": 2, "kind": "cosine"},
-    }
-    return Recipe.of(table).changed(changes)
 
 
 @pytest.fixture(scope="session")

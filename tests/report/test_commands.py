@@ -87,6 +87,12 @@ def test_bad_input_is_one_line_and_code_2(capsys, runs, arguments, said):
     assert said in err
 
 
+def test_report_is_written_into_the_first_run(capsys, runs):
+    code, out, _ = run(capsys, "report", runs / "two", "--cache", runs / "cache", "--no-clustering")
+    assert (code, out) == (0, f"wrote {runs / 'two' / 'report.html'}\n")
+    assert (runs / "two" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def test_figures_are_drawn_by_name(capsys, runs, tmp_path):
     code, out, _ = run(
         capsys, "figures", "training", runs / "one", "--out", tmp_path / "training.svg", "--dark"

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from conftest import STRANGE
 from hypothesis import given
 from hypothesis import strategies as st
+from striped import STRANGE
 
 from firstpage.data import read
 from firstpage.report import Subject, embedding, measure, report, write

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import recipe
+from striped import recipe
 
 from firstpage.data import Catalog, PixelStore, VerificationPairs, read
 from firstpage.models import Embedder
@@ -44,7 +44,7 @@ def test_data_that_moved_or_changed_is_said(runs, stripes, tmp_path):
     about = json.loads((run / "run.json").read_text())
     about["data"]["root"] = str(tmp_path / "gone")
     (run / "run.json").write_text(json.dumps(about))
-    with pytest.raises(FileNotFoundError, match="is not there any more as it was: name it by --data"):
+    with pytest.raises(FileNotFoundError, match="cannot be found as it was: name it by --data"):
         opened(run, runs)
     moved = tmp_path / "moved"
     shutil.copytree(stripes, moved)

@@ -176,5 +176,5 @@ def _data_of(record: Record) -> Catalog:
         if fingerprint(catalog) == about.get("fingerprint"):
             return catalog
     raise FileNotFoundError(
-        f"{record.folder}: its data ({name} in {root}) is not there any more as it was: name it by --data"
+        f"{record.folder}: its data ({name} in {root}) cannot be found as it was: name it by --data"
     )
