@@ -13,7 +13,7 @@ from striped import STRANGE
 
 from firstpage.data import read
 from firstpage.report import Subject, embedding, measure, report, write
-from firstpage.report.charts import LOOK, along
+from firstpage.report.charts import LOOK, along, chart
 from firstpage.report.markup import Html, tag
 from firstpage.report.pictures import pick
 
@@ -165,6 +165,14 @@ def test_best_median_and_worst_are_what_they_say():
     assert all(42 <= score <= 47 for score in scores[found["median"]].tolist())
     one = pick(torch.zeros(5), torch.zeros(5, dtype=torch.long), 3)
     assert [len(rows) for rows in one.values()] == [1, 1, 1]  # one of each class
+
+
+@pytest.mark.parametrize("name", ["$x$ and _y", "_hidden", "$", "<b>&", "日本"])
+def test_a_run_of_any_name_is_in_the_legend(name):
+    drawn = chart(along({name: ([0, 1], [0, 1]), "other": None}, "loss"), name, name)
+    graphic = drawn[drawn.index("<svg") : drawn.index("</svg>") + len("</svg>")]
+    assert name in [word.strip() for word in _Read(graphic).words]
+    assert "<b>" not in drawn
 
 
 def test_a_run_keeps_its_colour_where_another_logged_nothing():

@@ -6,6 +6,7 @@ import hashlib
 import io
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,9 @@ LOOK = Style(
 
 def curves(runs: Mapping[str, Measured]) -> Html:
     """Precision against recall, ROC, and what every run logs: its loss, its test and its rate."""
-    precision = plot_precision_recall({name: run.retrieval.pr_curve for name, run in runs.items()}, look=LOOK)
-    roc = plot_roc({name: run.retrieval.roc_curve for name, run in runs.items()}, look=LOOK)
+    labels = {_label(name): run.retrieval for name, run in runs.items()}
+    precision = plot_precision_recall({name: found.pr_curve for name, found in labels.items()}, look=LOOK)
+    roc = plot_roc({name: found.roc_curve for name, found in labels.items()}, look=LOOK)
     logged = _logged(runs)
     drawn = [
         chart(precision, "Precision against recall", "Precision against recall, mean of the queries"),
@@ -109,8 +111,14 @@ def _logged(runs: Mapping[str, Measured]) -> dict[str, dict[str, Series | None]]
     """Name → run → series, None for a run without it."""
     records = {run: measured.subject.record for run, measured in runs.items()}
     series = {run: {} if record is None else record.series() for run, record in records.items()}
-    names = dict.fromkeys(name for found in series.values() for name in found)
+    # One point alone makes no curve.
+    names = dict.fromkeys(name for found in series.values() for name in found if len(found[name][0]) > 1)
     return {name: {run: found.get(name) for run, found in series.items()} for name in names}
+
+
+def _label(name: str) -> str:
+    """A name as matplotlib leaves it: "$" would begin mathematics, and "_" hide it from the legend."""
+    return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
 def _is_metric(name: str) -> bool:
@@ -138,7 +146,7 @@ def along(runs: Mapping[str, Series | None], name: str) -> Figure:
             continue
         steps, values = series
         marker = "o" if len(values) <= 40 else None
-        axes.plot(steps, values, label=run, marker=marker, markersize=2.2, **LOOK.curve(number))
+        axes.plot(steps, values, label=_label(run), marker=marker, markersize=2.2, **LOOK.curve(number))
         broken = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
         if broken:
             axes.axvline(broken[0], color=LOOK.wrong, linewidth=1.0, linestyle=":")
@@ -165,7 +173,11 @@ def _svg(figure: Figure, title: str) -> Html:
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "firstpage"}):
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "firstpage"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # it is the reader's fonts that count
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     drawn = buffer.getvalue()
