@@ -20,8 +20,6 @@ from firstpage.report.record import Series
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LOOK", "along", "chart", "curves", "health"]
-
 TRAINING = {  # what every run logs; the rest is its health
     "loss": "Training loss",
     "P@1": "P@1 of the test, %",

@@ -15,8 +15,6 @@ from firstpage.report.markup import Html, tag
 from firstpage.report.measure import Measured
 from firstpage.report.pictures import Album, data_uri
 
-__all__ = ["embedding_map", "principal_positions"]
-
 MOST = 1500  # images on a map: t-SNE takes seconds for them, and a reader does not see more
 CELLS, SIDE = 22, 56
 

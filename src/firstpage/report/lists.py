@@ -11,8 +11,6 @@ from firstpage.report.measure import Measured
 from firstpage.report.pictures import Album, pick
 from firstpage.report.tables import swatch
 
-__all__ = ["confusions", "retrieved"]
-
 PER_GROUP = 4  # queries shown of the best, the median and the worst
 PAIRS, EXAMPLES = 9, 3
 _TITLES = {

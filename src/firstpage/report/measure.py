@@ -43,7 +43,15 @@ class Measured:
         clustering: how its clusters agree with the classes, unless that was left out.
         verification: how well it tells pairs apart, where the data has pairs.
 
-    `measure` makes one, and its example shows it.
+    >>> from pathlib import Path
+    >>> from firstpage.data.catalog import Catalog
+    >>> from firstpage.training.splits import Search
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
+    >>> subject = Subject("toy", catalog, Search(np.arange(4)), points)
+    >>> found = evaluate(points, subject.labels)
+    >>> Measured(subject, found, None, None).classes[0]["class"]
+    'wren'
     """
 
     subject: Subject
@@ -144,12 +152,10 @@ def measure(subject: Subject, *, clustering: bool = True) -> Measured:
 
     >>> from pathlib import Path
     >>> from firstpage.data.catalog import Catalog
-    >>> from firstpage.models import Embedder
     >>> from firstpage.training.splits import Search
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
-    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
-    >>> subject = Subject("toy", None, model, catalog, "paper", Search(np.arange(4)), points)
+    >>> subject = Subject("toy", catalog, Search(np.arange(4)), points)
     >>> measured = measure(subject)
     >>> measured.headline()
     'toy on toy: 4 queries among one another, 2 classes, paper protocol'

@@ -97,11 +97,15 @@ def write(runs: Mapping[str, Measured], path: str | os.PathLike[str]) -> Path:
     Args:
         runs: what was measured, by the name to show.
         path: the file.
+
+    >>> write({}, "report.html")
+    Traceback (most recent call last):
+    ValueError: runs={}: measure at least one
     """
-    target = Path(path)
+    target, text = Path(path), page(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
-    part.write_text(page(runs), encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     os.replace(part, target)
     return target
 
@@ -111,7 +115,16 @@ def page(runs: Mapping[str, Measured]) -> Html:
 
     Args:
         runs: what was measured, by the name to show.
+
+    Raises:
+        ValueError: nothing was measured.
+
+    >>> page({})
+    Traceback (most recent call last):
+    ValueError: runs={}: measure at least one
     """
+    if not runs:
+        raise ValueError("runs={}: measure at least one")
     albums = [Album(next(iter(group.values())).subject.catalog) for group in _alike(runs)]
     sections = [section for section in _sections(runs, albums) if section[2]]
     nav = tag("nav", tag("ul", *(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)))

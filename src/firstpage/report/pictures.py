@@ -34,6 +34,12 @@ class Album:
     Args:
         catalog: the images.
         side: greatest side of a thumbnail.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("toy", Path("nowhere"), ["a.png"], torch.zeros(1).long().numpy(), ["a"], {})
+    >>> Album(catalog).picture(0, "an auk")
+    Traceback (most recent call last):
+    firstpage.data.decode.Unreadable: nowhere/a.png: no such file
     """
 
     def __init__(self, catalog: Catalog, side: int = 104) -> None:

@@ -18,6 +18,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
+from firstpage.models.settings import ModelSettings
 from firstpage.report.record import Record
 from firstpage.training.recipe import TrainSettings
 from firstpage.training.run import fingerprint
@@ -32,29 +33,28 @@ class Subject:
 
     Attributes:
         name: of the folder.
-        record: what the run folder says, where the model came from one.
-        model: the embedder.
         catalog: the images.
-        protocol: `paper` or `fair`; `test` says what the images are.
         search: the rows of the catalog that are queries, and those of the gallery if that is another.
-        queries: [Q, D] unit vectors on the model's device.
+        queries: [Q, D] their embeddings.
         gallery: [G, D] likewise, or None.
+        protocol: `paper` or `fair`.
+        model: what the embedder is made of, where it is known.
+        record: what the run folder says, where the model came from one.
 
-    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
-    >>> subject = Subject("toy", None, model, catalog, "paper", Search(np.arange(4)), torch.eye(4))
+    >>> subject = Subject("toy", catalog, Search(np.arange(4)), torch.eye(4))
     >>> subject.labels.tolist(), subject.gallery_labels, subject.own_data
     ([0, 0, 1, 1], None, False)
     """
 
     name: str
-    record: Record | None
-    model: Embedder
     catalog: Catalog
-    protocol: str
     search: Search
     queries: Tensor
     gallery: Tensor | None = None
+    protocol: str = "paper"
+    model: ModelSettings | None = None
+    record: Record | None = None
 
     @classmethod
     def open(
@@ -113,16 +113,8 @@ class Subject:
         gallery = None
         if search.gallery is not None:
             gallery = model.embed(pixels, rows=search.gallery, progress=progress).to(model.device)
-        return cls(
-            source.resolve().name,
-            record,
-            model,
-            catalog,
-            settings.protocol,
-            search,
-            vectors,
-            gallery,
-        )
+        name = source.resolve().name
+        return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record)
 
     @property
     def labels(self) -> Tensor:

@@ -9,8 +9,6 @@ from firstpage.report.markup import Html, join, named, tag
 from firstpage.report.measure import Estimate, Measured
 from firstpage.report.record import Record
 
-__all__ = ["classes", "comparison", "metrics", "swatch", "tiles", "what_ran"]
-
 WORST, MOST = 10, 2000  # classes shown at once, and unfolded: the JSON of `evaluate` has all
 HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
 _MEANINGS = {
@@ -169,9 +167,9 @@ def what_ran(runs: Mapping[str, Measured]) -> Html:
 
 def _facts(run: Measured) -> dict[str, str]:
     """What ran; of a saved model without its run, what it is made of."""
-    return (
-        model_facts(run.subject.model.settings) if run.subject.record is None else facts(run.subject.record)
-    )
+    if run.subject.record is not None:
+        return facts(run.subject.record)
+    return {} if run.subject.model is None else model_facts(run.subject.model)
 
 
 def _facts_beside(runs: Mapping[str, Measured], records: Mapping[str, Record]) -> Html:
