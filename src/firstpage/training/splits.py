@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from firstpage.models.embedder import Embedder, Pixels
 from firstpage.training.ranks import Ranks
 from firstpage.training.recipe import TrainSettings
 
-__all__ = ["Roles", "Search", "assign"]
+__all__ = ["Roles", "Search", "assign", "searched"]
 
 Rows = NDArray[np.int64]
 
@@ -80,10 +81,7 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
         raise ValueError(
             f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}"
         )
-    if "query" in splits and "gallery" in splits:
-        test: Search | None = Search(splits["query"], splits["gallery"])
-    else:
-        test = Search(splits["test"]) if "test" in splits else None
+    test = searched(splits)
     train = splits["train"]
     if settings.protocol == "paper":
         if test is None:
@@ -91,3 +89,14 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
         return Roles(train, test, test)
     fold = catalog.take(train).split_classes(folds=settings.folds, seed=settings.seed)[settings.fold]
     return Roles(train[fold.splits["train"]], Search(train[fold.splits["test"]]), test)
+
+
+def searched(splits: Mapping[str, Rows]) -> Search | None:
+    """The test that a catalog's splits make: queries in a gallery, or test images among one another.
+
+    >>> searched({"train": np.arange(3)}) is None
+    True
+    """
+    if "query" in splits and "gallery" in splits:
+        return Search(splits["query"], splits["gallery"])
+    return Search(splits["test"]) if "test" in splits else None
