@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,15 +63,22 @@ def _train(
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+    folds: Annotated[bool, typer.Option("--folds", help="Every fold of train.protocol=fair.")] = False,
 ) -> None:
-    """Train an embedder, and keep the best one."""
+    """Train an embedder, and keep the best one. A run that was killed goes on; a finished one is shown."""
     from firstpage import recipes
     from firstpage.data import read
-    from firstpage.training import fit
+    from firstpage.training import fit, fit_folds
+    from firstpage.training.folds import summary
 
     chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
-    typer.echo(fit(chosen, read(data), folder, device=device, cache=cache).text())
+    if folds:
+        text = summary(fit_folds(chosen, read(data), folder, device=device, cache=cache))
+    else:
+        text = fit(chosen, read(data), folder, device=device, cache=cache).text()
+    if os.environ.get("RANK", "0") == "0":  # of many processes one speaks
+        typer.echo(text)
 
 
 @app.command("evaluate")

@@ -50,8 +50,9 @@ def total(
     """The sum of all levels' losses; each level's candidates are the batch, and its memory if it has one.
 
     >>> labels, ids = torch.tensor([0, 0, 1, 1]), torch.arange(4)
-    >>> total([losses.Triplet(margin=0.2), losses.Triplet(margin=0.3)], 2 * [torch.eye(4)], labels, ids)
-    tensor(0.5000)
+    >>> level = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
+    >>> total([losses.TopKPrecision(k=1), losses.TopKPrecision(k=1)], [level, level], labels, ids)
+    tensor(0.7600)
     """
     remembered = list(memories)
     terms = []

@@ -16,6 +16,7 @@ from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore, sent, staging
 from firstpage.losses.base import Loss
+from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.pairs import Pairs
 from firstpage.training import health
@@ -76,7 +77,7 @@ def fit(
     >>> fit(recipe, read("glyphs")).test["P@1"] > 5  # doctest: +SKIP
     True
     """
-    place = _device(device)
+    place = choose(device)
     with started(place) as ranks:
         return _fit(recipe, catalog, folder, place, pixels, cache, progress and ranks.first, ranks)
 
@@ -301,16 +302,6 @@ def staged(rows: list[int], device: torch.device) -> Tensor:
     tensor([3, 1])
     """
     return staging((len(rows),), torch.int64, device).copy_(torch.tensor(rows))
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
-        )
-    return torch.device(name)
 
 
 def _augment(recipe: Recipe, model: Embedder) -> Augment:
