@@ -9,6 +9,8 @@ measured on the way.
 - `firstpage.losses`: what their scores cost.
 - `firstpage.models`: backbones, and the embedder that turns images into unit vectors.
 - `firstpage.training`: recipes, and the loop that runs them.
+- `firstpage.evaluation`: how right the first page is; `firstpage.figures` draws it.
+- `firstpage.report`: a run or a model judged on its test images, as text, JSON or one HTML page.
 
 >>> import torch
 >>> from firstpage import losses
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING
 from firstpage._lazy import lazy
 
 if TYPE_CHECKING:
-    from firstpage import data, evaluation, figures, losses, mining, models, recipes, training
+    from firstpage import data, evaluation, figures, losses, mining, models, recipes, report, training
     from firstpage.pairs import Pairs
 
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ __all__ = [
     "mining",
     "models",
     "recipes",
+    "report",
     "training",
 ]
 
@@ -53,6 +56,7 @@ __getattr__ = lazy(
         "mining": "firstpage.mining",
         "models": "firstpage.models",
         "recipes": "firstpage.recipes",
+        "report": "firstpage.report",
         "training": "firstpage.training",
     },
 )

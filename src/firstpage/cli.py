@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,15 +63,82 @@ def _train(
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+    folds: Annotated[bool, typer.Option("--folds", help="Every fold of train.protocol=fair.")] = False,
 ) -> None:
-    """Train an embedder, and keep the best one."""
+    """Train an embedder, and keep the best one. A run that was killed goes on; a finished one is shown."""
     from firstpage import recipes
     from firstpage.data import read
-    from firstpage.training import fit
+    from firstpage.training import fit, fit_folds
+    from firstpage.training.folds import summary
 
     chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
-    typer.echo(fit(chosen, read(data), folder, device=device, cache=cache).text())
+    if folds:
+        text = summary(fit_folds(chosen, read(data), folder, device=device, cache=cache))
+    else:
+        text = fit(chosen, read(data), folder, device=device, cache=cache).text()
+    if os.environ.get("RANK", "0") == "0":  # of many processes one speaks
+        typer.echo(text)
+
+
+@app.command("evaluate")
+def _evaluate(
+    subject: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
+    data: Annotated[str | None, typer.Option(help="A dataset; the run's own if left out.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paper or fair; the run's own if left out.")] = None,
+    every_class: Annotated[bool, typer.Option("--classes", help="Print every class.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write into this file instead of printing.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+) -> None:
+    """Measure a model on its test images: figures with 95 % intervals, worst classes, confused classes."""
+    from firstpage.report import Subject, measure
+
+    opened = Subject.open(subject, data, protocol=protocol, device=device, cache=cache)
+    measured = measure(opened, clustering=clustering)
+    text = measured.json() if as_json else measured.text(every_class)
+    if out is None:
+        typer.echo(text)
+    else:
+        out.write_text(f"{text}\n", encoding="utf-8")
+
+
+@app.command("report")
+def _report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or saved embedders.")],
+    out: Annotated[Path | None, typer.Option(help="The file; report.html in the first run's folder.")] = None,
+    data: Annotated[str | None, typer.Option(help="A dataset; each run's own if left out.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paper or fair; each run's own if left out.")] = None,
+    clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+) -> None:
+    """Write all that can be shown of a run, or of several side by side, into one HTML file."""
+    from firstpage.report import report
+
+    path = report(runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache)
+    typer.echo(f"wrote {path}")
+
+
+@app.command("figures")
+def _figures(
+    name: Annotated[str, typer.Argument(help="Such as training, roc or sphere-density; list names all.")],
+    sources: Annotated[list[Path] | None, typer.Argument(help="Run folders, or .npz files of embed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf; NAME.png if left out.")] = None,
+    data: Annotated[str | None, typer.Option(help="The dataset of the embeddings.")] = None,
+    split: Annotated[str | None, typer.Option(help="Another split than the figure's own.")] = None,
+    dark: Annotated[bool, typer.Option("--dark", help="For dark pages.")] = False,
+) -> None:
+    """Draw one of the papers' figures."""
+    from firstpage import figures
+
+    if name == "list":
+        typer.echo("\n".join(figures.names()))
+    else:
+        target = out or Path(f"{name}.png")
+        typer.echo(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
 @app.command("embed")

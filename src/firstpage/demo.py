@@ -12,9 +12,11 @@ from PIL import Image, ImageDraw
 from firstpage import recipes
 from firstpage.data import read
 from firstpage.data.cache import cache_folder
+from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.figures import retrieved_lists
 from firstpage.models.embedder import Embedder
+from firstpage.report import Subject, measure, write
 from firstpage.training import Recipe, fit
 
 __all__ = ["demo"]
@@ -26,7 +28,7 @@ def demo(
     """Train with the top-k precision loss on Latin and Cyrillic, search in seven scripts never seen.
 
     Args:
-        folder: the run folder; the picture is `first-page.png` in it.
+        folder: the run folder; the picture is `first-page.png` in it, the report `report.html`.
         recipe: another recipe than `glyphs`.
         progress: show progress.
 
@@ -38,35 +40,40 @@ def demo(
     """
     chosen = recipe or recipes.find("glyphs")
     catalog = read("glyphs")
-    result = fit(chosen, catalog, folder, progress=progress)
-    torch.manual_seed(chosen.train.seed)  # as `fit` begins
-    untrained = Embedder(chosen.model)
-    test = catalog.splits["test"]
-    labels = torch.from_numpy(catalog.labels[test])
-    store = PixelStore.build(
+    pixels = PixelStore.build(
         catalog,
         cache_folder() / "pixels",
         size=chosen.model.stored,
         resize=chosen.model.resize,
-        progress=False,
+        progress=progress,
     )
-    queries = np.random.default_rng(1).choice(len(test), 8, replace=False).tolist()
+    result = fit(chosen, catalog, folder, pixels=pixels, progress=progress)
+    subject = Subject.open(folder, catalog, progress=False)
+    torch.manual_seed(chosen.train.seed)  # as `fit` begins
+    untrained = Embedder(chosen.model).embed(pixels, rows=subject.search.queries, progress=False)
+    queries = np.random.default_rng(1).choice(len(untrained), 8, replace=False).tolist()
     sheets = [
         retrieved_lists(
-            model.embed(store, rows=test, progress=False),
-            labels,
-            lambda row: np.asarray(Image.open(catalog.path(int(test[row])))),
+            vectors,
+            subject.labels.cpu(),
+            lambda row: np.asarray(Image.open(catalog.path(int(subject.search.queries[row])))),
             queries,
         )
-        for model in (untrained, result.model)
+        for vectors in (untrained, subject.queries.cpu())
     ]
     path = Path(folder, "first-page.png")
     _side_by_side(sheets, ["untrained", "trained"]).save(path)
-    scripts = ", ".join(catalog.group_names[group] for group in sorted({*catalog.groups[test].tolist()}))  # type: ignore[index]
+    page = write({subject.name: measure(subject)}, Path(folder, "report.html"))
     return (
-        f"\nSearching {len(test):,} images of scripts not seen in training ({scripts}):\n\n{result.text()}\n"
-        f"first pages of {len(queries)} queries in {path}"
+        f"\nSearching {len(untrained):,} images of scripts not seen in training ({_scripts(catalog)}):\n\n"
+        f"{result.text()}\nfirst pages of {len(queries)} queries in {path}\neverything else in {page}"
     )
+
+
+def _scripts(catalog: Catalog) -> str:
+    assert catalog.groups is not None
+    tested = sorted({*catalog.groups[catalog.splits["test"]].tolist()})
+    return ", ".join(catalog.group_names[group] for group in tested)
 
 
 def _side_by_side(sheets: list[Image.Image], titles: list[str]) -> Image.Image:

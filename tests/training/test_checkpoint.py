@@ -7,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from firstpage import durable, losses
-from firstpage.training.checkpoint import Checkpoints, Draws, read_state, write_state
+from firstpage import durable
+from firstpage.training.checkpoint import Checkpoints, read_state, write_state
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(
@@ -122,15 +121,3 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, name):
     with pytest.raises(OSError, match=r"No space left on device: '.*x'"):
         durable.write(tmp_path / "x", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
-
-
-def test_draws_go_on_from_where_they_stood():
-    own = torch.Generator().manual_seed(3)
-    loss = losses.Triplet(negatives="uniform", generator=own)
-    draws = Draws(nn.ModuleList([loss]), torch.device("cpu"))
-    torch.rand(5), torch.rand(2, generator=own)
-    state = draws.state_dict()
-    first = torch.rand(4), torch.rand(4, generator=own)
-    draws.load_state_dict(state)
-    again = torch.rand(4), torch.rand(4, generator=own)
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))

@@ -161,9 +161,9 @@ def test_the_fair_protocol_selects_without_the_test_classes(run, stripes, monkey
     asked = []
     original = Search.measure
 
-    def measure(self, model, pixels, labels):
+    def measure(self, model, pixels, labels, *more):
         asked.append(set(labels[self.queries]))
-        return original(self, model, pixels, labels)
+        return original(self, model, pixels, labels, *more)
 
     monkeypatch.setattr(Search, "measure", measure)
     result = fit(

@@ -15,7 +15,7 @@ from firstpage import losses
 from firstpage.data import Catalog
 from firstpage.pairs import Pairs, unit
 from firstpage.training import Recipe, fit, guard, health, loop
-from firstpage.training.checkpoint import Draws
+from firstpage.training.draws import draws
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -107,13 +107,13 @@ def test_a_gpu_is_not_waited_for():
     place, pairs = torch.device("cuda"), pairs_of(device="cuda")
     loss, layer = create("margin").to(place), nn.Linear(6, 6).to(place)
     layer(pairs.queries).sum().backward()
-    watched = guard.Guard(Draws(loss, place), None)
+    watched = guard.Guard(None, place)
     torch.cuda.set_sync_debug_mode("error")
     try:
         watched.begin(0, [1])
         watched.expect(pairs.queries)
         watched.expect(guard.gradient_norm(layer, place), guard.gradient_norm(loss, place), last=True)
-        with watched.draws.kept():
+        with draws(place, "loss", 0, 0):
             health.measure(loss, pairs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -250,7 +250,7 @@ def test_without_a_folder_the_guard_says_how_to_get_a_snapshot():
 
 
 def test_verdicts_wait_for_the_look():
-    watched = guard.Guard(Draws(nn.ModuleList(), torch.device("cpu")), None, eager=False)
+    watched = guard.Guard(None, torch.device("cpu"), eager=False)
     for step in range(4):
         watched.begin(step, [step])
         watched.expect(torch.zeros(3))

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
+from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
 
 __all__ = ["embed_to_file"]
@@ -44,8 +44,7 @@ def embed_to_file(
     Traceback (most recent call last):
     FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
     """
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    embedder = Embedder.load(model, place)
+    embedder = Embedder.load(model, choose(device))
     framing = embedder.framing
     stores = Path(cache) if cache is not None else cache_folder() / "pixels"
     store = PixelStore.build(catalog, stores, size=framing.size, resize=framing.resize, progress=progress)

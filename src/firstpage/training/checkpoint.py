@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Generator, Tensor, nn
+from torch import Tensor
 
 from firstpage import durable
 
-__all__ = ["Checkpoints", "Draws", "read_state", "write_state"]
+__all__ = ["Checkpoints", "read_state", "write_state"]
 
 KEPT = 2
 
@@ -143,53 +143,6 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         return [] if self.folder is None else sorted(self.folder.glob("step-*.safetensors"))
-
-
-class Draws:
-    """Where all random numbers of a step come from: torch's generators and those of the losses.
-
-    Batches and augmentation need none of it: they are functions of the seed and the step.
-
-    Args:
-        losses: whose modules may have a `generator` of their own.
-        device: of the run.
-
-    >>> draws = Draws(nn.ModuleList(), torch.device("cpu"))
-    >>> with draws.kept():
-    ...     first = torch.rand(1)
-    >>> torch.equal(torch.rand(1), first)
-    True
-    """
-
-    def __init__(self, losses: nn.Module, device: torch.device) -> None:
-        self.device = device
-        found = [getattr(module, "generator", None) for module in losses.modules()]
-        self.generators = [generator for generator in found if isinstance(generator, Generator)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of each generator."""
-        return {
-            "torch": torch.get_rng_state(),
-            "device": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "losses": [generator.get_state() for generator in self.generators],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; one of another kind of device leaves this device's generator."""
-        torch.set_rng_state(state["torch"])
-        if self.device.type == "cuda" and state["device"] is not None:
-            torch.cuda.set_rng_state(state["device"], self.device)
-        for generator, saved in zip(self.generators, state["losses"], strict=True):
-            generator.set_state(saved)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """A context after which the generators stand where they stood before."""
-        state = self.state_dict()
-        try:
-            yield
-        finally:
-            self.load_state_dict(state)
 
 
 def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
 
 from firstpage import losses
 from firstpage.models.embedder import Embedder
+from firstpage.training.memory import Memory
 from firstpage.training.recipe import Recipe
 
-__all__ = ["make_criteria"]
+__all__ = ["make_criteria", "total"]
 
 
 def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) -> nn.ModuleList:
@@ -34,3 +38,25 @@ def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) ->
                 f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
             )
     return nn.ModuleList(losses.create(name, **settings) for _ in model.heads)
+
+
+def total(
+    criteria: Iterable[Callable[..., Tensor]],
+    levels: Sequence[Tensor],
+    labels: Tensor,
+    ids: Tensor,
+    memories: Iterable[Memory] = (),
+) -> Tensor:
+    """The sum of all levels' losses; each level's candidates are the batch, and its memory if it has one.
+
+    >>> labels, ids = torch.tensor([0, 0, 1, 1]), torch.arange(4)
+    >>> level = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
+    >>> total([losses.TopKPrecision(k=1), losses.TopKPrecision(k=1)], [level, level], labels, ids)
+    tensor(0.7600)
+    """
+    remembered = list(memories)
+    terms = []
+    for number, (part, level) in enumerate(zip(criteria, levels, strict=True)):
+        more = remembered[number].candidates(level, labels, ids) if remembered else {"image_ids": ids}
+        terms.append(part(level, labels, **more))
+    return torch.stack(terms).sum()

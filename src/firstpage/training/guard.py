@@ -3,8 +3,8 @@
 On a GPU it never waits. Each step leaves its verdict on the device: a flag that stays up, and a count of the
 steps before it went up. The optimiser is handed the flag as its `found_inf`, by which fused optimisers leave
 their update out (the way of `torch.amp.GradScaler`), so when the host looks, some steps later, the weights
-are still those that produced the first NaN. The rows of the batches and the states of the generators since
-the last look are kept on the host: with them the step can be repeated exactly.
+are still those that produced the first NaN. The rows of the batches since the last look are kept on the
+host; all draws are functions of the seed and the step. So the step can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
 from firstpage.models.embedder import Embedder
-from firstpage.training.checkpoint import Draws, read_state, write_state
-from firstpage.training.criteria import make_criteria
+from firstpage.training.caching import places
+from firstpage.training.checkpoint import read_state, write_state
+from firstpage.training.criteria import make_criteria, total
+from firstpage.training.draws import draws
+from firstpage.training.memory import Memory
+from firstpage.training.ranks import Ranks
 from firstpage.training.recipe import Recipe
 
 __all__ = ["Guard", "NotFiniteError", "Reproduction", "Scene", "gradient_norm", "reproduce"]
@@ -56,10 +60,12 @@ class Scene:
         catalog: of the run.
         model: as it trains.
         criteria: the loss of each level.
+        memories: the memory of each level, or none.
         train: the catalog's rows that are learnt from.
         labels: their classes, from 0 without gaps, on the device.
         inputs: the network's input, given the rows of a batch among `train` and the step.
         half: whether the network runs in bfloat16.
+        world: processes that share a batch.
 
     >>> Scene.__name__
     'Scene'
@@ -69,13 +75,19 @@ class Scene:
     catalog: Catalog
     model: Embedder
     criteria: nn.ModuleList
+    memories: Sequence[Memory]
     train: NDArray[np.int64]
     labels: Tensor
     inputs: Callable[[list[int], int], Tensor]
     half: bool
+    world: int = 1
 
-    def snapshot(self, step: int, rows: list[int], draws: dict[str, Any]) -> dict[str, Any]:
-        """A step as `reproduce` reads it: its images, weights and draws."""
+    def counts(self) -> list[Tensor]:
+        """How far the memories have been filled; on the host."""
+        return [memory.get_extra_state() for memory in self.memories]
+
+    def snapshot(self, step: int, rows: list[int], counts: list[Tensor]) -> dict[str, Any]:
+        """A step as `reproduce` reads it: its images, weights and memories."""
         return {
             "recipe": asdict(self.recipe),
             "step": step,
@@ -86,10 +98,12 @@ class Scene:
             "model": self.model.state_dict(),
             "learnt": [name for name, value in self.model.named_parameters() if value.requires_grad],
             "loss": self.criteria.state_dict(),
+            "memories": [memory.state_dict() for memory in self.memories],
+            "counts": counts,
             "classes": int(self.labels.max()) + 1,
             "catalog": len(self.catalog),
-            "draws": draws,
             "half": self.half,
+            "world": self.world,
         }
 
 
@@ -97,12 +111,12 @@ class Guard:
     """Watches the steps of a run.
 
     Args:
-        draws: the generators of the run.
         scene: what the steps are made of.
+        device: of the run.
         folder: the run's, for the snapshot.
         eager: look at once, where looking is free; by default on the CPU.
 
-    >>> guard = Guard(Draws(nn.ModuleList(), torch.device("cpu")), scene=None)
+    >>> guard = Guard(scene=None, device=torch.device("cpu"))
     >>> guard.begin(0, [3, 1])
     >>> guard.expect(torch.ones(2), last=True)
     >>> guard.verdict  # no bad step, one good
@@ -111,18 +125,18 @@ class Guard:
 
     def __init__(
         self,
-        draws: Draws,
-        scene: Scene,
+        scene: Scene | None,
+        device: torch.device,
         folder: Path | None = None,
         *,
         eager: bool | None = None,
     ) -> None:
-        self.draws, self.scene, self.folder = draws, scene, folder
-        self.eager = draws.device.type == "cpu" if eager is None else eager
-        self.bad = torch.zeros((), device=draws.device)  # 1 from the first bad step on
-        self.good = torch.zeros((), dtype=torch.int64, device=draws.device)  # steps begun before that
+        self.scene, self.folder = scene, folder
+        self.eager = device.type == "cpu" if eager is None else eager
+        self.bad = torch.zeros((), device=device)  # 1 from the first bad step on
+        self.good = torch.zeros((), dtype=torch.int64, device=device)  # steps begun before that
         self._begun = 0
-        self._recent: list[tuple[int, list[int], dict[str, Any]]] = []  # since the last look
+        self._recent: list[tuple[int, list[int], list[Tensor]]] = []  # since the last look
 
     @property
     def verdict(self) -> Tensor:
@@ -130,8 +144,8 @@ class Guard:
         return torch.stack([self.bad.double(), self.good.double()])
 
     def begin(self, step: int, rows: list[int]) -> None:
-        """A step begins; before anything is drawn for it."""
-        self._recent.append((step, rows, self.draws.state_dict()))
+        """A step begins."""
+        self._recent.append((step, rows, self.scene.counts() if self.scene is not None else []))
         self._begun += 1
 
     def expect(self, *values: Tensor, last: bool = False) -> None:
@@ -159,8 +173,9 @@ class Guard:
             if good == self._begun:
                 self._recent.clear()
             return
-        step, rows, draws = self._recent[int(good) - self._begun]
-        about = self.scene.snapshot(step, rows, draws)
+        step, rows, counts = self._recent[int(good) - self._begun]
+        assert self.scene is not None
+        about = self.scene.snapshot(step, rows, counts)
         ids, paths = about["image_ids"], about["paths"]
         path, again = None, "give a run folder to keep what reproduces it"
         if self.folder is not None:
@@ -228,7 +243,7 @@ class Reproduction:
 
 
 def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduction:
-    """Repeat the step that a guard stopped at, with all its images, weights and draws.
+    """Repeat the step that a guard stopped at, with all its images, weights, memories and draws.
 
     Args:
         snapshot: the file named in the message.
@@ -250,22 +265,37 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
         parameter.requires_grad_(name in state["learnt"])
     criteria = make_criteria(recipe, model, state["classes"], state["catalog"]).to(place)
     criteria.load_state_dict(state["loss"])
-    Draws(criteria, place).load_state_dict(state["draws"])
     found: list[str] = []
     for name, module in model.named_modules():
         if not list(module.children()):
             module.register_forward_hook(_finder(name, found))
     images = state["images"].to(place, memory_format=torch.channels_last)
     labels, ids = state["labels"].to(place), torch.tensor(state["image_ids"], device=place)
-    with torch.autocast(place.type, torch.bfloat16, enabled=state["half"]):
-        levels = model.raw(images)
+    memories = []
+    for remembered, counts in zip(state["memories"], state["counts"], strict=True):
+        memory = Memory(recipe.memory.size, model.dim // len(model.heads), recipe.memory.start)
+        memory.load_state_dict(remembered)
+        memory.set_extra_state(counts)
+        memories.append(memory.to(place))
+    seed, step = recipe.train.seed, state["step"]
+    pieces = []
+    for rank in range(state["world"]):  # as the ranks and their chunks drew
+        share = Ranks(rank, state["world"]).share(len(labels))
+        for at in places(share.stop - share.start, recipe.batch.chunk):
+            with (
+                draws(place, "dropout", seed, step, share.start, at.start),
+                torch.autocast(place.type, torch.bfloat16, enabled=state["half"]),
+            ):
+                pieces.append(model.raw(images[share][at]))
+    levels = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
     loss = math.nan
     try:
-        total = sum(part(level, labels, image_ids=ids) for part, level in zip(criteria, levels, strict=True))
-        loss = total.item()
+        with draws(place, "loss", seed, step):
+            value = total(criteria, levels, labels, ids, memories)
+        loss = value.item()
         if not math.isfinite(loss):
             found.append("loss")
-        total.backward()
+        value.backward()  # type: ignore[no-untyped-call]
     except ValueError:  # on the CPU, pairs complain of embeddings that are not finite
         if not found:
             raise
@@ -273,9 +303,7 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             found.append(f"gradient of {name}")
     norm = float(gradient_norm(model, place)) if math.isfinite(loss) else math.nan
-    return Reproduction(
-        state["step"], state["paths"], state["image_ids"], loss, norm, found[0] if found else None
-    )
+    return Reproduction(step, state["paths"], state["image_ids"], loss, norm, found[0] if found else None)
 
 
 def _finder(name: str, found: list[str]) -> Callable[[nn.Module, Any, Any], None]:

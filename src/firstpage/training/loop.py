@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from firstpage.data.augment import Augment
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.sampler import GroupSampler
 from firstpage.data.store import PixelStore, sent, staging
+from firstpage.losses.base import Loss
+from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.pairs import Pairs
 from firstpage.training import health
-from firstpage.training.checkpoint import Checkpoints, Draws
+from firstpage.training.caching import Levels, backward
+from firstpage.training.checkpoint import Checkpoints
 from firstpage.training.clock import Clock
-from firstpage.training.criteria import make_criteria
+from firstpage.training.criteria import total
 from firstpage.training.display import Display
+from firstpage.training.draws import draws
 from firstpage.training.guard import Guard, Scene, gradient_norm
 from firstpage.training.optimiser import make_optimiser, rate
+from firstpage.training.plan import make_plan
+from firstpage.training.ranks import Ranks, started, sync_batch_norm
 from firstpage.training.recipe import Recipe
 from firstpage.training.result import Result
 from firstpage.training.run import Run
-from firstpage.training.splits import assign
 
 __all__ = ["fit"]
 
@@ -45,7 +49,7 @@ def fit(
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Result:
-    """Train an embedder by a recipe on a catalog.
+    """Train an embedder by a recipe on a catalog. Under `torchrun`, with all ranks of the job.
 
     A run that was killed goes on where it stood when it is called again with the same folder; on a CPU it
     ends in the same bytes as if nothing had happened. A run that is finished is not run again: its result is
@@ -73,46 +77,58 @@ def fit(
     >>> fit(recipe, read("glyphs")).test["P@1"] > 5  # doctest: +SKIP
     True
     """
-    place = _device(device)
-    run = Run(folder)
+    place = choose(device)
+    with started(place) as ranks:
+        return _fit(recipe, catalog, folder, place, pixels, cache, progress and ranks.first, ranks)
+
+
+def _fit(
+    recipe: Recipe,
+    catalog: Catalog,
+    folder: str | os.PathLike[str] | None,
+    place: torch.device,
+    pixels: Pixels | None,
+    cache: str | os.PathLike[str] | None,
+    progress: bool,
+    ranks: Ranks,
+) -> Result:
+    """What `fit` does on each rank. Only the first one writes and prints."""
+    seed = recipe.train.seed
+    run = Run(folder if ranks.first else None)
     checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
-    if run.finished(recipe, catalog):
+    if ranks.told(run.finished(recipe, catalog)):
         checkpoints.clear()  # it may have been killed between its last word and this
-        return Result.of(run)
-    torch.manual_seed(recipe.train.seed)
+        return ranks.told(Result.of(run) if ranks.first else None)  # type: ignore[return-value]
+    torch.manual_seed(seed)
     model = Embedder(recipe.model).to(place)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if recipe.train.sync_batch_norm:
+        sync_batch_norm(model)
     if pixels is None:
+        make_plan(
+            recipe, catalog, None, model, ranks.world
+        )  # what is wrong is said before an hour of decoding
         stores = Path(cache) if cache is not None else cache_folder() / "pixels"
         pixels = PixelStore.build(
             catalog, stores, size=recipe.model.stored, resize=recipe.model.resize, progress=progress
         ).to(place)
-    roles = assign(catalog, pixels.ok, recipe.train)
-    # Classes are numbered anew among the training images: proxies and β have no gaps then.
-    names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
-    labels = torch.from_numpy(codes)
-    sampler = GroupSampler(
-        codes,
-        recipe.batch.size,
-        recipe.batch.images_per_class,
-        oversample=recipe.batch.oversample,
-        seed=recipe.train.seed,
-    )
-    criteria = make_criteria(recipe, model, len(names), len(catalog)).to(place)
+    ranks.wait()  # however long the others take to decode theirs
+    roles, labels, sampler, criteria, memories = make_plan(recipe, catalog, pixels.ok, model, ranks.world)
+    ranks.agree([*model.state_dict().values(), *criteria.state_dict().values()])
     measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
-    labels, image_ids = labels.to(place), torch.from_numpy(roles.train).to(place)
+    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
+    half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
+    image_ids = torch.from_numpy(roles.train).to(place)
     augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
     backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     average = copy.deepcopy(model) if recipe.train.ema else None
-    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
-    half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
 
     steps = recipe.schedule.epochs * len(sampler)
+    interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(sampler)
     result = Result(model, {}, None, 0, folder=run.folder)
     best_weights: dict[str, Tensor] = {}
-    clock = Clock(place)
-    watch, draws = health.Watch(), Draws(criteria, place)
+    clock, watch = Clock(place), health.Watch()
     step = stale = 0
 
     parts: dict[str, Any] = {
@@ -120,10 +136,10 @@ def fit(
         "loss": criteria,
         "optimiser": optimiser,
         "sampler": sampler,
+        "memories": nn.ModuleList(memories),
         "watch": watch,
-        "draws": draws,
     } | ({"average": average} if average is not None else {})
-    saved = checkpoints.newest()
+    saved = ranks.told(checkpoints.newest())
     if saved is None:
         run.begin(recipe, catalog, str(place))
     else:
@@ -148,17 +164,35 @@ def fit(
             "log": run.logged(),
         }
 
-    def inputs(rows: list[int], step: int) -> Tensor:
-        """The images of a step, as the network sees them."""
-        return augment(pixels.batch(roles.train[rows], place), seed=recipe.train.seed, step=step)
+    def inputs(rows: list[int], step: int, first: int = 0) -> Tensor:
+        """Images of a step as the network sees them, from the place `first` of the global batch on."""
+        return augment(pixels.batch(roles.train[rows], place), seed=seed, step=step, first=first)
 
-    scene = Scene(recipe, catalog, model, criteria, roles.train, labels, inputs, half)
-    guard = Guard(draws, scene, run.folder)
+    def embedded(rows: list[int], share: slice, at: slice) -> Levels:
+        """The levels of some of this rank's images."""
+        images = inputs(rows[share][at], step, share.start + at.start)
+        with torch.autocast(place.type, torch.bfloat16, enabled=half):
+            levels: Levels = embed(images)
+        return levels
+
+    everyone: list[Tensor] = []  # the levels of the last global batch
+
+    def measured(target: Tensor, ids: Tensor, levels: Levels) -> Tensor:
+        """The loss of the global batch, of which `levels` are this rank's."""
+        nonlocal everyone
+        everyone = [ranks.gather(level, len(ids)) for level in levels]
+        guard.expect(*everyone)
+        with draws(place, "loss", seed, step):  # the same lots on all ranks
+            return total(measure, everyone, target, ids, memories)
+
+    scene = Scene(recipe, catalog, model, criteria, memories, roles.train, labels, inputs, half, ranks.world)
+    guard = Guard(scene, place, run.folder)
     guard.protect(optimiser)
 
     def judge(epoch: int) -> bool:
         """Measure the model; whether it is the best so far."""
-        figures = roles.select.measure(average or model, pixels, catalog.labels)
+        ranks.agree((average or model).buffers())  # running statistics of batch norms are each rank's own
+        figures = roles.select.measure(average or model, pixels, catalog.labels, ranks)
         run.log(step=step, epoch=epoch, **figures)
         display.evaluated(epoch, figures)
         result.history.append({"epoch": epoch} | figures)
@@ -170,6 +204,20 @@ def fit(
             (average or model).save(run.folder / "best")
         return True
 
+    def look(epoch: int, target: Tensor, ids: Tensor, loss: Tensor, norm: Tensor) -> None:
+        """Wait for the device, and log how the step went."""
+        level, part = everyone[-1].detach(), cast(Loss, criteria[-1])
+        more = memories[-1].candidates(level, target, ids) if memories else {"image_ids": ids}
+        with draws(place, "loss", seed, step - 1):  # to look must not change what comes
+            found = health.measure(part, Pairs.of(level, target, **more))
+        figures = health.values({"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found)
+        guard.judge(figures.pop("verdict"))
+        run.log(step=step, epoch=epoch, lr=optimiser.param_groups[0]["lr"], **figures)
+        display.advance(step, figures["loss"], clock.pace())
+        if warning := watch.see(step, figures):
+            run.log(step=step, warning=warning)
+            display.say(warning)
+
     with Display(steps, progress) as display, checkpoints.explaining():
         if saved is None:
             judge(0)
@@ -179,21 +227,22 @@ def fit(
             model.train()
             for parameter in backbone:
                 parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
-            for rows in sampler:
-                batch = sent(staged(rows, place), place)
+            for rows in sampler:  # of the global batch, planned alike by every rank
                 guard.begin(step, rows)
-                images = inputs(rows, step)
+                batch = sent(staged(rows, place), place)
+                target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
                 for group, base in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = base * rate(recipe.schedule, step, steps)
-                with torch.autocast(place.type, torch.bfloat16, enabled=half):
-                    levels = embed(images)
-                guard.expect(*levels)
-                target, ids = labels[batch], image_ids[batch]
-                loss = sum(
-                    part(level, target, image_ids=ids) for part, level in zip(measure, levels, strict=True)
-                )
                 optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                loss = backward(
+                    model,
+                    partial(embedded, rows, share),
+                    partial(measured, target, ids),
+                    len(rows[share]),
+                    recipe.batch.chunk,
+                    key=("dropout", seed, step, share.start),
+                )
+                ranks.add_gradients(model.parameters(), criteria.parameters())
                 norm = gradient_norm(model, place)
                 if recipe.optimiser.clip:
                     nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optimiser.clip, norm)
@@ -204,28 +253,22 @@ def fit(
                 step += 1
                 clock.count(len(rows))
                 if step % LOG_EVERY == 0 or step == steps:
-                    with draws.kept():  # to look must not change what comes
-                        deepest = Pairs.of(levels[-1].detach(), target, image_ids=ids)
-                        found = health.measure(criteria[-1], deepest)  # type: ignore[arg-type]
-                    figures = health.values(
-                        {"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found
-                    )
-                    guard.judge(figures.pop("verdict"))
-                    run.log(step=step, epoch=epoch, lr=optimiser.param_groups[0]["lr"], **figures)
-                    display.advance(step, figures["loss"], clock.pace())
-                    if warning := watch.see(step, figures):
-                        run.log(step=step, warning=warning)
-                        display.say(warning)
+                    look(epoch, target, ids, loss, norm)
+                for memory, level in zip(memories, everyone, strict=False):
+                    memory.push(level, target, ids, unless=guard.bad)
+                if step % interval == 0 or step == steps:
+                    clock.pause()
+                    guard.look()
+                    stale = 0 if judge(epoch) else stale + 1
+                    model.train()
+                    clock.resume()
+                    if recipe.train.patience and stale >= recipe.train.patience:
+                        break
                 if checkpoints.due():
                     guard.look()
                     checkpoints.save(step, state())
-            if epoch % recipe.train.evaluate_every == 0 or epoch == recipe.schedule.epochs:
-                clock.pause()
-                guard.look()
-                stale = 0 if judge(epoch) else stale + 1
-                clock.resume()
-                if recipe.train.patience and stale >= recipe.train.patience:
-                    break
+            if recipe.train.patience and stale >= recipe.train.patience:
+                break
         clock.pause()
 
     final = average or model
@@ -238,7 +281,7 @@ def fit(
         result.warnings = watch.warnings
         same = roles.test is roles.select
         if roles.test is not None:
-            result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels)
+            result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks)
         run.end(
             protocol=recipe.train.protocol,
             best=result.best,
@@ -259,16 +302,6 @@ def staged(rows: list[int], device: torch.device) -> Tensor:
     tensor([3, 1])
     """
     return staging((len(rows),), torch.int64, device).copy_(torch.tensor(rows))
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
-        )
-    return torch.device(name)
 
 
 def _augment(recipe: Recipe, model: Embedder) -> Augment:

@@ -17,6 +17,7 @@ from firstpage.models.settings import ModelSettings
 __all__ = [
     "AugmentSettings",
     "BatchSettings",
+    "MemorySettings",
     "OptimiserSettings",
     "Recipe",
     "ScheduleSettings",
@@ -26,7 +27,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """`[batch]`: what a `GroupSampler` needs.
+    """`[batch]`: what a `GroupSampler` needs, and how much of it is in a network at a time.
+
+    Args:
+        size: images of a batch, over all ranks.
+        images_per_class: most images of one class in it.
+        oversample: repeat images of a class that has too few.
+        chunk: images that each rank's network holds at a time, so that a batch of thousands takes the memory
+            of a few; 0 for all of its share. See `caching.backward`.
 
     >>> BatchSettings(size=180, images_per_class=3).size
     180
@@ -35,6 +43,32 @@ class BatchSettings:
     size: int = 128
     images_per_class: int = 4
     oversample: bool = False
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunk < 0:
+            raise ValueError(f"batch.chunk={self.chunk}: must not be negative; 0 takes the batch at once")
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """`[memory]`: embeddings of earlier batches as further candidates; see `memory.Memory`.
+
+    Args:
+        size: embeddings kept; 0 for none.
+        start: batches to wait for before they are used.
+
+    >>> MemorySettings(size=16_384).start
+    0
+    """
+
+    size: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("size", self.size), ("start", self.start)):
+            if value < 0:
+                raise ValueError(f"memory.{name}={value}: must not be negative")
 
 
 @dataclass(frozen=True)
@@ -130,8 +164,10 @@ class TrainSettings:
         folds: into how many parts the training classes are cut (`fair`).
         precision: `bf16` or `fp32`; `auto` is bf16 on a GPU.
         compile: `torch.compile` network, augmentation and loss; a minute at the start, then twice the pace.
+        sync_batch_norm: let batch norms that learn take the statistics of all ranks' images.
         ema: decay of an average of the weights that is evaluated and saved; 0 for none.
         evaluate_every: epochs between evaluations.
+        evaluate_steps: steps between evaluations, in place of epochs; 0 goes by epochs.
         patience: evaluations without a better one before stopping early; 0 never stops.
         checkpoint_every: minutes between checkpoints, from which a killed run goes on; 0 for every step.
 
@@ -145,8 +181,10 @@ class TrainSettings:
     folds: int = 5
     precision: str = "auto"
     compile: bool = False
+    sync_batch_norm: bool = False
     ema: float = 0.0
     evaluate_every: int = 1
+    evaluate_steps: int = 0
     patience: int = 0
     checkpoint_every: float = 5.0
 
@@ -163,6 +201,8 @@ class TrainSettings:
             raise ValueError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
         if self.evaluate_every < 1:
             raise ValueError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
+        if self.evaluate_steps < 0:
+            raise ValueError(f"train.evaluate_steps={self.evaluate_steps}: must not be negative")
         if not self.checkpoint_every >= 0:
             raise ValueError(f"train.checkpoint_every={self.checkpoint_every}: minutes, 0 or more")
 
@@ -182,6 +222,7 @@ class Recipe:
     model: ModelSettings = field(default_factory=ModelSettings)
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "k": 1, "margin": 0.1})
     batch: BatchSettings = field(default_factory=BatchSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from firstpage.data.catalog import Catalog
 from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
+from firstpage.training.ranks import Ranks
 from firstpage.training.recipe import TrainSettings
 
-__all__ = ["Roles", "Search", "assign"]
+__all__ = ["Roles", "Search", "assign", "searched"]
 
 Rows = NDArray[np.int64]
 
@@ -29,14 +31,20 @@ class Search:
     queries: Rows
     gallery: Rows | None = None
 
-    def measure(self, model: Embedder, pixels: Pixels, labels: NDArray[np.int64]) -> dict[str, float]:
-        """The model's figures in this test, by name."""
+    def measure(
+        self,
+        model: Embedder,
+        pixels: Pixels,
+        labels: NDArray[np.int64],
+        ranks: Ranks = Ranks(),  # noqa: B008
+    ) -> dict[str, float]:
+        """The model's figures in this test, by name; each rank embeds its share of the images."""
 
         def part(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-            vectors = model.embed(pixels, rows=rows, progress=False).to(model.device)
-            return vectors, torch.from_numpy(labels[rows]).to(model.device)
+            return ranks.embed(model, pixels, rows), torch.from_numpy(labels[rows]).to(model.device)
 
-        return evaluate(*part(self.queries), *(part(self.gallery) if self.gallery is not None else ())).row()
+        gallery = part(self.gallery) if self.gallery is not None else ()
+        return ranks.told(evaluate(*part(self.queries), *gallery).row())
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +81,7 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
         raise ValueError(
             f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}"
         )
-    if "query" in splits and "gallery" in splits:
-        test: Search | None = Search(splits["query"], splits["gallery"])
-    else:
-        test = Search(splits["test"]) if "test" in splits else None
+    test = searched(splits)
     train = splits["train"]
     if settings.protocol == "paper":
         if test is None:
@@ -84,3 +89,14 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
         return Roles(train, test, test)
     fold = catalog.take(train).split_classes(folds=settings.folds, seed=settings.seed)[settings.fold]
     return Roles(train[fold.splits["train"]], Search(train[fold.splits["test"]]), test)
+
+
+def searched(splits: Mapping[str, Rows]) -> Search | None:
+    """The test that a catalog's splits make: queries in a gallery, or test images among one another.
+
+    >>> searched({"train": np.arange(3)}) is None
+    True
+    """
+    if "query" in splits and "gallery" in splits:
+        return Search(splits["query"], splits["gallery"])
+    return Search(splits["test"]) if "test" in splits else None

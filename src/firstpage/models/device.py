@@ -1,0 +1,32 @@
+"""Which device work goes to."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["choose"]
+
+
+def choose(name: str | None = None) -> torch.device:
+    """The device of that name; a GPU where there is one if left out.
+
+    Raises:
+        ValueError: it is not there.
+
+    >>> choose("cpu")
+    device(type='cpu')
+    >>> choose("gpu")
+    Traceback (most recent call last):
+    ValueError: device='gpu': no such device; write cuda or cpu, or leave it out
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r}: no such device; write cuda or cpu, or leave it out") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
+        )
+    return device

@@ -1,0 +1,263 @@
+"""The report: one HTML file that opens anywhere, offline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+import firstpage
+from firstpage.models.embedder import Embedder
+from firstpage.report.charts import curves, health
+from firstpage.report.embedding import embedding_map
+from firstpage.report.facts import facts
+from firstpage.report.lists import confusions, retrieved
+from firstpage.report.markup import Html, join, named, tag
+from firstpage.report.measure import Measured, measure
+from firstpage.report.pictures import Album
+from firstpage.report.subject import Subject
+from firstpage.report.tables import classes, comparison, metrics, swatch, tiles, what_ran
+from firstpage.training.run import fingerprint
+
+__all__ = ["page", "report", "write"]
+
+_FIGURES = tag(
+    "p",
+    "Percentages over the queries that have something to find. An interval holds the figure in 95 of 100 "
+    "draws of other queries, or of other classes: the wider one, and for classes never seen the honest one.",
+    class_="note",
+)
+_LISTS = tag(
+    "p",
+    tag("span", "✓ green", class_="right-word"),
+    " is of the query’s class, ",
+    tag("span", "✗ red", class_="wrong-word"),
+    " is not, and says what it is. Ordered by average precision; ties are drawn by lot.",
+    class_="note",
+)
+_CONFUSED = tag(
+    "p",
+    "Queries of one class whose first result is of another: left the query, right what came first.",
+    class_="note",
+)
+
+
+def report(
+    runs: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    data: str | os.PathLike[str] | None = None,
+    protocol: str | None = None,
+    clustering: bool = True,
+    device: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Path:
+    """Measure one run or several and write all that can be shown of them into one HTML file.
+
+    Args:
+        runs: run folders, or folders of saved models.
+        out: the file; `report.html` in the first run's folder if left out.
+        data: a data set; that of each run, where it was, if left out.
+        protocol: `paper` or `fair`; each run's own if left out.
+        clustering: also cluster the test images, which costs much with thousands of classes.
+        device: where; a GPU where there is one if left out.
+        cache: where stores of pixels are kept; the user's cache if left out.
+        progress: show progress.
+
+    Raises:
+        FileNotFoundError: no run there, or no data.
+        ValueError: no run was given, or one does not fit the data.
+
+    >>> report([])
+    Traceback (most recent call last):
+    ValueError: runs=[]: name at least one run folder
+    """
+    if not runs:
+        raise ValueError("runs=[]: name at least one run folder")
+    names = _names(runs)
+    for run in runs:
+        Embedder.load(run)  # what is no model is said before minutes are spent on the others
+    subjects = [
+        Subject.open(run, data, protocol=protocol, device=device, cache=cache, progress=progress)
+        for run in runs
+    ]
+    measured = [measure(subject, clustering=clustering) for subject in subjects]
+    target = Path(out) if out is not None else Path(runs[0], "report.html")
+    return write(dict(zip(names, measured, strict=True)), target)
+
+
+def write(runs: Mapping[str, Measured], path: str | os.PathLike[str]) -> Path:
+    """Write the page of what was measured, all or nothing.
+
+    Args:
+        runs: what was measured, by the name to show.
+        path: the file.
+
+    >>> write({}, "report.html")
+    Traceback (most recent call last):
+    ValueError: runs={}: measure at least one
+    """
+    target, text = Path(path), page(runs)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, target)
+    return target
+
+
+def page(runs: Mapping[str, Measured]) -> Html:
+    """The whole document.
+
+    Args:
+        runs: what was measured, by the name to show.
+
+    Raises:
+        ValueError: nothing was measured.
+
+    >>> page({})
+    Traceback (most recent call last):
+    ValueError: runs={}: measure at least one
+    """
+    if not runs:
+        raise ValueError("runs={}: measure at least one")
+    albums = [Album(next(iter(group.values())).subject.catalog) for group in _alike(runs)]
+    sections = [section for section in _sections(runs, albums) if section[2]]
+    nav = tag("nav", tag("ul", *(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)))
+    body = [
+        tag("section", tag("h2", title, id=f"{name}-title"), *parts, id=name, aria_labelledby=f"{name}-title")
+        for name, title, parts in sections
+    ]
+    title = " · ".join(runs)
+    document = tag(
+        "html",
+        tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="generator", content=f"firstpage {firstpage.__version__}"),
+            tag("title", f"{title} – firstpage report"),
+            tag("style", Html((files("firstpage.report") / "style.css").read_text(encoding="utf-8"))),
+        ),
+        tag("body", _header(runs), nav, tag("main", *body), _footer(runs)),
+        lang="en",
+    )
+    return Html(f"<!doctype html>\n{document}\n")
+
+
+def _header(runs: Mapping[str, Measured]) -> Html:
+    first = next(iter(runs.values()))
+    said = [_tested(first)] if len(_alike(runs)) == 1 else [f"{n}: {_tested(r)}" for n, r in runs.items()]
+    said += [line for line in (_trained(run) for run in runs.values()) if line and len(runs) == 1]
+    names = [named(name) for name in runs]
+    heading = join([names[0], *(part for name in names[1:] for part in (" · ", name))])
+    return tag(
+        "header",
+        tag(
+            "div",
+            tag("p", "firstpage report", class_="brand"),
+            tag("h1", heading),
+            tag("p", *(part for line in said for part in (line, tag("br"))), class_="lead"),
+            tiles(first) if len(runs) == 1 else None,
+        ),
+    )
+
+
+def _tested(measured: Measured) -> str:
+    subject, retrieval = measured.subject, measured.retrieval
+    among = "one another" if subject.gallery is None else f"a gallery of {len(subject.gallery):,}"
+    left = (
+        f"; {retrieval.without_positive:,} with nothing to find are left out"
+        if retrieval.without_positive
+        else ""
+    )
+    return (
+        f"{retrieval.queries:,} queries of {len(measured.classes):,} {subject.catalog.name} classes, "
+        f"searching {among}{left}. Protocol: {subject.protocol}."
+    )
+
+
+def _trained(measured: Measured) -> str:
+    record = measured.subject.record
+    if record is None:
+        return ""
+    known = facts(record)
+    time = f" in {known['Time in training']} on {known['Device']}" if "Time in training" in known else ""
+    return f"Trained with {known['Loss']}: {known['Model']}; {known['Epochs']} epochs{time}."
+
+
+def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tuple[str, str, list[Html]]]:
+    several = len(runs) > 1
+    groups = _alike(runs)
+    album_of = {name: album for group, album in zip(groups, albums, strict=True) for name in group}
+
+    def each(draw: Callable[[Measured, Album], Html]) -> list[Html]:
+        parts = []
+        for number, (name, measured) in enumerate(runs.items()):
+            parts += [tag("h3", swatch(number), named(name))] if several else []
+            parts.append(draw(measured, album_of[name]))
+        return parts
+
+    figures = comparison(runs) if several else metrics(next(iter(runs.values())))
+    lists = [part for group, album in zip(groups, albums, strict=True) for part in retrieved(group, album)]
+    return [
+        ("figures", "Side by side" if several else "Figures", [_FIGURES, tag("div", figures, class_="card")]),
+        ("curves", "Curves", [curves(runs)]),
+        ("health", "Health along training", health(runs)),
+        ("lists", "Retrieved lists", [_LISTS, *lists]),
+        ("confused", "Confused classes", [_CONFUSED, *each(confusions)]),
+        ("classes", "Worst classes", each(lambda measured, _: classes(measured))),
+        ("map", "Map of the embedding", each(embedding_map)),
+        ("run", "What ran", [tag("div", what_ran(runs), class_="card")]),
+    ]
+
+
+def _footer(runs: Mapping[str, Measured]) -> Html:
+    protocols = {
+        "paper": "paper: the best epoch was chosen on the test classes, as the papers do.",
+        "fair": "fair: the best epoch was chosen on classes held out of training; the test was touched once.",
+    }
+    used = {run.subject.protocol for run in runs.values() if run.subject.record is not None}
+    return tag(
+        "footer",
+        *(tag("p", said) for name, said in protocols.items() if name in used),
+        tag(
+            "p",
+            f"Made by firstpage {firstpage.__version__} on {date.today()}. It needs no other file.",
+        ),
+    )
+
+
+def _alike(runs: Mapping[str, Measured]) -> list[dict[str, Measured]]:
+    """The runs, grouped by the test they take: only those of one test can be shown query by query."""
+    groups: list[dict[str, Measured]] = []
+    for name, measured in runs.items():
+        for group in groups:
+            other = next(iter(group.values())).subject
+            same = fingerprint(other.catalog) == fingerprint(measured.subject.catalog)
+            if same and all(
+                np.array_equal(one, two)
+                for one, two in (
+                    (other.search.queries, measured.subject.search.queries),
+                    (other.results, measured.subject.results),
+                )
+            ):
+                group[name] = measured
+                break
+        else:
+            groups.append({name: measured})
+    return groups
+
+
+def _names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The folders' names, with as much of the path as it takes to tell them apart."""
+    parts = [Path(run).resolve().parts for run in runs]
+    for length in range(1, max(len(part) for part in parts) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(f"runs: {', '.join(map(str, runs))}: the same folder twice")

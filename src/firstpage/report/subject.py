@@ -1,0 +1,172 @@
+"""What is to be judged: a run or a saved model, on the test images of a data set, embedded."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from firstpage.data import read
+from firstpage.data.cache import cache_folder
+from firstpage.data.catalog import Catalog
+from firstpage.data.store import PixelStore
+from firstpage.models.device import choose
+from firstpage.models.embedder import Embedder
+from firstpage.models.settings import ModelSettings
+from firstpage.report.record import Record
+from firstpage.training.recipe import TrainSettings
+from firstpage.training.run import fingerprint
+from firstpage.training.splits import Search, assign, searched
+
+__all__ = ["Subject"]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model and the test it takes, embedded and ready to be measured.
+
+    Attributes:
+        name: of the folder.
+        catalog: the images.
+        search: the rows of the catalog that are queries, and those of the gallery if that is another.
+        queries: [Q, D] their embeddings.
+        gallery: [G, D] likewise, or None.
+        protocol: `paper` or `fair`.
+        model: what the embedder is made of, where it is known.
+        record: what the run folder says, where the model came from one.
+
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> subject = Subject("toy", catalog, Search(np.arange(4)), torch.eye(4))
+    >>> subject.labels.tolist(), subject.gallery_labels, subject.own_data
+    ([0, 0, 1, 1], None, False)
+    """
+
+    name: str
+    catalog: Catalog
+    search: Search
+    queries: Tensor
+    gallery: Tensor | None = None
+    protocol: str = "paper"
+    model: ModelSettings | None = None
+    record: Record | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        data: str | os.PathLike[str] | Catalog | None = None,
+        *,
+        protocol: str | None = None,
+        device: str | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> Subject:
+        """Load a model, find its test images and embed them.
+
+        Args:
+            folder: a run folder (its best model is judged), or the folder of a saved embedder.
+            data: a data set; that of the run, where it was, if left out.
+            protocol: `paper` or `fair`, as in training; the run's own if left out, `paper` for a model.
+            device: where; a GPU where there is one if left out.
+            cache: where stores of pixels are kept; the user's cache if left out.
+            progress: show progress.
+
+        Raises:
+            FileNotFoundError: no model there, or no data.
+            ValueError: the data has no test, or not under that protocol.
+
+        >>> Subject.open("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+        """
+        source = Path(folder)
+        record = Record.read(source) if (source / "run.json").is_file() else None
+        model = Embedder.load(source, choose(device))
+        settings = TrainSettings() if record is None else record.recipe.train
+        if protocol == "fair" and record is not None and settings.protocol == "paper":
+            raise ValueError(
+                f"protocol='fair': {folder} chose its best epoch on the test classes: "
+                "leave it out, or train with train.protocol=fair"
+            )
+        settings = replace(settings, protocol=protocol or settings.protocol)
+        if isinstance(data, Catalog):
+            catalog = data
+        elif data is not None:
+            catalog = read(os.fspath(data))
+        elif record is not None:
+            catalog = _data_of(record)
+        else:
+            raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
+        stores = Path(cache) if cache is not None else cache_folder() / "pixels"
+        framing = model.framing
+        pixels = PixelStore.build(
+            catalog, stores, size=framing.size, resize=framing.resize, progress=progress
+        )
+        search = _test(catalog, pixels.ok, settings)
+        vectors = model.embed(pixels, rows=search.queries, progress=progress).to(model.device)
+        gallery = None
+        if search.gallery is not None:
+            gallery = model.embed(pixels, rows=search.gallery, progress=progress).to(model.device)
+        name = source.resolve().name
+        return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record)
+
+    @property
+    def labels(self) -> Tensor:
+        """[Q] classes of the queries."""
+        return torch.from_numpy(self.catalog.labels[self.search.queries]).to(self.queries.device)
+
+    @property
+    def gallery_labels(self) -> Tensor | None:
+        """[G] classes of the gallery, or None."""
+        if self.search.gallery is None:
+            return None
+        return torch.from_numpy(self.catalog.labels[self.search.gallery]).to(self.queries.device)
+
+    @property
+    def results(self) -> NDArray[np.int64]:
+        """[G] rows of the catalog that a search returns: of the gallery, or of the queries themselves."""
+        return self.search.queries if self.search.gallery is None else self.search.gallery
+
+    @property
+    def own_data(self) -> bool:
+        """Whether the run was trained on just this data set."""
+        known = {} if self.record is None else self.record.about.get("data", {})
+        return bool(known) and known.get("fingerprint") == fingerprint(self.catalog)
+
+
+def _test(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> Search:
+    """The test of a catalog under a protocol: as in training, where it has a training split."""
+    if catalog.splits and "train" not in catalog.splits:  # LFW and its like are all test
+        test = searched({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
+    else:
+        roles = assign(catalog, readable, settings)
+        test = roles.test or roles.select  # without a test split: the classes held out of training
+    if test is None or not len(test.queries) or (test.gallery is not None and not len(test.gallery)):
+        raise ValueError(f"data: {catalog.name!r} has no test image that can be read")
+    return test
+
+
+def _data_of(record: Record) -> Catalog:
+    """The data set a run was trained on, if it is still where it was."""
+    about = record.about.get("data") or {}
+    name, root = str(about.get("name", "")), Path(str(about.get("root", "")))
+    # A catalog's root is where its images are: the annotations may lie one above.
+    places: list[str | Path] = [root, root.parent]
+    for path in [*places, "glyphs"] if name == "glyphs" else places:
+        try:
+            with warnings.catch_warnings():  # said when it was trained
+                warnings.simplefilter("ignore")
+                catalog = read(path, kind=name)
+        except (OSError, ValueError, TypeError, ImportError):
+            continue
+        if fingerprint(catalog) == about.get("fingerprint"):
+            return catalog
+    raise FileNotFoundError(
+        f"{record.folder}: its data ({name} in {root}) cannot be found as it was: name it by --data"
+    )

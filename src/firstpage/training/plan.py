@@ -1,0 +1,85 @@
+"""What a run needs besides its model, made from a recipe that has been found to fit the data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.sampler import GroupSampler
+from firstpage.models.embedder import Embedder
+from firstpage.training.criteria import make_criteria
+from firstpage.training.draws import draws
+from firstpage.training.memory import Memory, check_memory
+from firstpage.training.recipe import Recipe
+from firstpage.training.splits import Roles, assign
+
+__all__ = ["Plan", "make_plan"]
+
+
+class Plan(NamedTuple):
+    """Who is learnt from, in which batches, and by which losses.
+
+    Attributes:
+        roles: the catalog's rows by what a run does with them.
+        labels: [train] classes of the training rows, numbered anew: proxies and β have no gaps then.
+        sampler: of the global batches.
+        criteria: the loss of each level.
+        memories: the cross-batch memory of each level, or none.
+
+    >>> Plan._fields
+    ('roles', 'labels', 'sampler', 'criteria', 'memories')
+    """
+
+    roles: Roles
+    labels: Tensor
+    sampler: GroupSampler
+    criteria: nn.ModuleList
+    memories: list[Memory]
+
+
+def make_plan(
+    recipe: Recipe, catalog: Catalog, readable: NDArray[np.bool_] | None, model: Embedder, world: int = 1
+) -> Plan:
+    """Plan a run on the device of its model.
+
+    Args:
+        recipe: of the run.
+        catalog: of the run.
+        readable: which of its images are; None takes all, to hear of errors before they are decoded.
+        model: that is to learn.
+        world: processes that share a batch.
+
+    Raises:
+        ValueError: the recipe does not fit the data.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> make_plan(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
+    tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    """
+    if recipe.batch.size < world:
+        raise ValueError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
+    seed, place = recipe.train.seed, model.device
+    roles = assign(catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train)
+    names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
+    sampler = GroupSampler(
+        codes,
+        recipe.batch.size,
+        recipe.batch.images_per_class,
+        oversample=recipe.batch.oversample,
+        seed=seed,
+    )
+    with draws(place, "plan", seed):  # however often it is made, proxies begin alike
+        criteria = make_criteria(recipe, model, len(names), len(catalog)).to(place)
+    memories = []
+    for part in criteria if recipe.memory.size else ():
+        check_memory(part, recipe.memory.size, len(roles.train))  # type: ignore[arg-type]
+        width = model.dim // len(model.heads)
+        memories.append(Memory(recipe.memory.size, width, recipe.memory.start).to(place))
+    return Plan(roles, torch.from_numpy(codes).to(place), sampler, criteria, memories)

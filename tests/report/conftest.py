@@ -1,0 +1,46 @@
+"""Two small runs on striped squares."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from striped import STRANGE, draw, recipe
+
+from firstpage.data import read
+from firstpage.training import fit
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would wait for one another on a busy machine
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def stripes(tmp_path_factory):
+    """12 classes to learn from, six strange ones to search, one of them with a single image."""
+    root = tmp_path_factory.mktemp("data") / "stripes"
+    random = np.random.default_rng(0)
+    draw(root / "train", [f"class {number}" for number in range(12)], 6, random, 0)
+    draw(root / "test", STRANGE, 6, random, 12)
+    draw(root / "test", ["alone"], 1, random, 18)
+    return root
+
+
+@pytest.fixture(scope="session")
+def runs(stripes, tmp_path_factory):
+    """The folders of two runs and a cache of pixels; the first logged its health and a NaN."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in (("one", []), ("two", ["loss.name=topk", "train.protocol=fair", "train.folds=3"])):
+        fit(recipe(*changes), read(stripes), folder / name, cache=folder / "cache", progress=False)
+    with (folder / "one" / "log.jsonl").open("a") as file:
+        for step in range(4):
+            line = {"step": step, "spread": 0.5 - 0.1 * step, "odd_thing": step, "beta_histogram": [1, 2]}
+            file.write(json.dumps(line) + "\n")
+        file.write(
+            '{"step": 4, "odd_thing": NaN}\n{"step": 4, "warning": "step 4: <b>collapsed</b>"}\n{"step": 5, '
+        )
+    return folder

@@ -1,0 +1,103 @@
+"""evaluate, report and figures, as a person meets them."""
+
+import json
+
+import pytest
+
+from firstpage import cli
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    output = capsys.readouterr()
+    return end.value.code, output.out, output.err
+
+
+def test_evaluate_prints_figures_intervals_classes_and_confusions(capsys, runs):
+    before = sorted(path for path in (runs / "one").rglob("*"))
+    code, out, _ = run(capsys, "evaluate", runs / "one", "--cache", runs / "cache")
+    assert code == 0
+    assert out.startswith("one on folder: 36 queries among one another, 6 classes, paper protocol\n")
+    for word in ("P@1 ", "MAP@R ", "mAP ", "AUC ", "95 % over queries", "clusters  NMI", "worst classes"):
+        assert word in out
+    assert "1 queries have no image to find" in out
+    assert sorted(path for path in (runs / "one").rglob("*")) == before  # it writes nothing
+
+
+def test_evaluate_as_json_says_the_same(capsys, runs, tmp_path):
+    arguments = ("evaluate", runs / "one", "--cache", runs / "cache", "--json")
+    code, out, _ = run(capsys, *arguments)
+    found = json.loads(out)
+    reported = json.loads((runs / "one" / "run.json").read_text())["result"]["test"]
+    assert code == 0
+    assert {name: found["retrieval"][name]["value"] for name in reported} == reported
+    for estimate in found["retrieval"].values():
+        for low, high in (estimate["queries"], estimate["classes"]):
+            assert low <= estimate["value"] <= high
+    assert len(found["classes"]) == 6
+    assert sum(row["queries"] for row in found["classes"]) == found["queries"] == 36
+    mean = sum(row["queries"] * row["P@1"] for row in found["classes"]) / 36
+    assert mean == pytest.approx(reported["P@1"])
+    wrong = sum(pair["count"] for pair in found["confusions"])
+    assert wrong <= round(36 * (1 - reported["P@1"] / 100))
+    assert {pair["query"] for pair in found["confusions"]} <= {row["class"] for row in found["classes"]}
+    code, printed, _ = run(capsys, *arguments, "--out", tmp_path / "figures.json")
+    assert (code, printed) == (0, "")
+    assert json.loads((tmp_path / "figures.json").read_text()) == found
+
+
+def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
+    _, out, _ = run(
+        capsys,
+        "evaluate",
+        runs / "two" / "best",
+        "--data",
+        stripes,
+        "--cache",
+        runs / "cache",
+        "--classes",
+        "--no-clustering",
+    )
+    table = out[out.index("classes, the worst first") : out.index("most confused")]
+    assert len(table.strip().splitlines()) == 1 + 6
+    assert "clusters" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["evaluate", "nowhere"], "nowhere: no saved embedder there"),
+        (["evaluate", "{runs}/one", "--data", "nowhere"], "read('nowhere'): no such file or folder"),
+        (
+            ["evaluate", "{runs}/one", "--protocol", "fare"],
+            "train.protocol='fare': choose one of paper, fair",
+        ),
+        (["evaluate", "{runs}/one", "--device", "gpu"], "device='gpu': no such device"),
+        (["evaluate", "{runs}/one/best"], "name it by --data"),
+        (["report", "{runs}/one", "nowhere"], "nowhere: no saved embedder there"),
+        (["report", "{runs}/one", "{runs}/one"], "the same folder twice"),
+        (["figures", "sphere"], "no such name"),
+        (["figures", "training", "nowhere"], "nowhere: no run folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(capsys, runs, arguments, said):
+    code, out, err = run(capsys, *(argument.format(runs=runs) for argument in arguments))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_report_is_written_into_the_first_run(capsys, runs):
+    code, out, _ = run(capsys, "report", runs / "two", "--cache", runs / "cache", "--no-clustering")
+    assert (code, out) == (0, f"wrote {runs / 'two' / 'report.html'}\n")
+    assert (runs / "two" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_figures_are_drawn_by_name(capsys, runs, tmp_path):
+    code, out, _ = run(
+        capsys, "figures", "training", runs / "one", "--out", tmp_path / "training.svg", "--dark"
+    )
+    assert (code, out) == (0, f"wrote {tmp_path / 'training.svg'}\n")
+    assert (tmp_path / "training.svg").read_text().count("<path") > 3
+    code, out, _ = run(capsys, "figures", "list")
+    assert "sphere-density" in out.splitlines()

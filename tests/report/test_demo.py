@@ -1,0 +1,21 @@
+"""The demonstration, on fewer drawings and one epoch."""
+
+from PIL import Image
+
+from firstpage import demo, recipes
+from firstpage.data import read
+
+
+def test_it_trains_and_leaves_a_picture_and_a_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    few = read("glyphs", folder=tmp_path / "glyphs", images=2)
+    monkeypatch.setattr(demo, "read", lambda name: few)
+    short = recipes.find("glyphs").changed(["schedule.epochs=1", "batch.images_per_class=2"])
+    said = demo.demo(tmp_path / "run", recipe=short, progress=False)
+    assert "Searching 568 images of scripts not seen in training (greek, coptic" in said
+    assert "untrained" in said
+    assert f"everything else in {tmp_path / 'run' / 'report.html'}" in said
+    assert Image.open(tmp_path / "run" / "first-page.png").width > 500
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "568 queries of 284 glyphs classes" in page
+    assert len(page) < 5_000_000

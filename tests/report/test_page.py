@@ -1,0 +1,276 @@
+"""The page: what is in it, that text stays text, and how it looks in a real browser."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from striped import STRANGE
+
+from firstpage.data import read
+from firstpage.report import Subject, embedding, measure, report, write
+from firstpage.report.charts import LOOK, along, chart
+from firstpage.report.markup import Html, tag
+from firstpage.report.pictures import pick
+
+
+@pytest.fixture(scope="module")
+def pages(runs, tmp_path_factory):
+    """The report of one run, and that of two."""
+    folder = tmp_path_factory.mktemp("pages")
+    one = report([runs / "one"], folder / "one.html", cache=runs / "cache", progress=False)
+    two = report([runs / "one", runs / "two"], folder / "two.html", cache=runs / "cache", progress=False)
+    return {"one": one, "two": two}
+
+
+class _Read(HTMLParser):
+    """Every tag with its attributes, and all text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.words, self.open = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, name, attributes):
+        self.tags.append((name, dict(attributes)))
+        if name not in ("meta", "img", "br"):
+            self.open.append(name)
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def handle_startendtag(self, name, attributes):
+        self.tags.append((name, dict(attributes)))
+
+    def handle_data(self, text):
+        self.words.append(text)
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_nothing_is_fetched_and_nothing_runs(pages, name):
+    text = pages[name].read_text(encoding="utf-8")
+    page = _Read(text)
+    assert page.open == []  # every tag is closed, in its order
+    kinds = {kind for kind, _ in page.tags}
+    assert not kinds & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    for _, attributes in page.tags:
+        assert not [key for key in attributes if key.startswith("on")]
+        for key in ("src", "href", "srcset"):
+            assert attributes.get(key, "#").startswith(("#", "data:image/"))
+    assert not re.search(r"url\((?!#)|@import", text)
+    names = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    targets = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', text)
+    assert {one or other for one, other in targets} <= set(names)
+
+
+def test_strange_names_stay_text(pages):
+    page = _Read(pages["one"].read_text(encoding="utf-8"))
+    words = set(page.words)
+    assert words >= set(STRANGE)
+    alts = " ".join(attributes.get("alt", "") for kind, attributes in page.tags if kind == "img")
+    assert STRANGE[0] in alts
+    assert "alert(1)" not in " ".join(key for _, attributes in page.tags for key in attributes)
+    assert any("<b>collapsed</b>" in word for word in page.words)
+
+
+def test_every_picture_and_figure_is_said_in_words(pages):
+    page = _Read(pages["two"].read_text(encoding="utf-8"))
+    pictures = [attributes for kind, attributes in page.tags if kind == "img"]
+    assert len(pictures) > 50
+    assert all(attributes["alt"] for attributes in pictures)
+    graphics = [attributes for kind, attributes in page.tags if kind == "svg"]
+    assert len(graphics) >= 6
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in graphics)
+
+
+def test_the_page_is_the_same_every_time(pages, runs, tmp_path):
+    again = report([runs / "one"], tmp_path / "again.html", cache=runs / "cache", progress=False)
+    one, two = (re.sub(r"on \d{4}-\d\d-\d\d", "", path.read_text()) for path in (again, pages["one"]))
+    assert one == two
+
+
+def test_frames_tell_right_from_wrong(pages):
+    """Each result's frame, mark and words agree with the classes of query and result."""
+    text = pages["one"].read_text(encoding="utf-8")
+    lists = text[text.index('id="lists"') : text.index('id="confused"')]
+    queries = lists.split('class="query"')[1:]
+    assert len(queries) == 12
+    for query in queries:
+        asked = re.search(r'alt="Query: (.*?)"', query)[1]
+        results = re.findall(
+            r'<li class="result is-(right|wrong)">.*?alt="Result \d+, (right|wrong): (.*?)".*?>(✓|✗)<', query
+        )
+        assert len(results) == 10
+        for frame, word, found, mark in results:
+            assert frame == word == ("right" if found == asked else "wrong")
+            assert mark == ("✓" if found == asked else "✗")
+
+
+def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tmp_path):
+    catalog = read(stripes)
+    half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
+    measured = {
+        name: measure(Subject.open(runs / name, data, cache=runs / "cache", progress=False), clustering=False)
+        for name, data in (("one", catalog), ("two", half))
+    }
+    text = write(measured, tmp_path / "page.html").read_text(encoding="utf-8")
+    _Read(text)
+    count = sum(len(rows) for run in measured.values() for rows in _picked(run).values())
+    assert text.count('class="query"') == count
+    assert "one: 36 queries" in text
+    assert f"two: {measured['two'].retrieval.queries} queries" in text
+
+
+def _picked(measured):
+    return pick(measured.retrieval.per_query["mAP"], measured.retrieval.labels, 4)
+
+
+def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):
+    folders = [runs / "one" / "best", runs / "two"]
+    path = report(folders, tmp_path / "model.html", data=stripes, cache=runs / "cache", progress=False)
+    page = _Read(path.read_text(encoding="utf-8"))
+    assert {"best", "two", "small, 16 dimensions, avg pooling"} <= set(page.words)
+    assert "Settings that differ" not in page.words
+
+
+def test_without_opentsne_the_map_is_pca_and_says_so(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
+    path = report(
+        [runs / "one"], tmp_path / "pca.html", cache=runs / "cache", clustering=False, progress=False
+    )
+    assert "by its two principal components (install firstpage[tsne] for t-SNE)" in path.read_text()
+    assert "NMI" not in path.read_text()
+
+
+def test_principal_positions_keep_what_differs_most():
+    angles = torch.linspace(0, 6, 50, dtype=torch.float64)
+    plane = torch.stack([3 * angles.cos(), angles.sin()], 1)
+    turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0][:2]
+    found = torch.from_numpy(embedding.principal_positions(plane @ turn + 5))
+    torch.testing.assert_close(torch.cdist(found, found), torch.cdist(plane, plane))
+    assert embedding.principal_positions(torch.randn(5, 1)).shape == (5, 2)
+
+
+def test_best_median_and_worst_are_what_they_say():
+    scores = torch.arange(90.0).roll(17)
+    labels = torch.arange(90) % 30
+    found = pick(scores, labels, 3)
+    assert scores[found["best"]].tolist() == [89, 88, 87]
+    assert scores[found["worst"]].tolist() == [0, 1, 2]
+    assert all(42 <= score <= 47 for score in scores[found["median"]].tolist())
+    one = pick(torch.zeros(5), torch.zeros(5, dtype=torch.long), 3)
+    assert [len(rows) for rows in one.values()] == [1, 1, 1]  # one of each class
+
+
+@pytest.mark.parametrize("name", ["$x$ and _y", "_hidden", "$", "<b>&", "日本"])
+def test_a_run_of_any_name_is_in_the_legend(name):
+    drawn = chart(along({name: ([0, 1], [0, 1]), "other": None}, "loss"), name, name)
+    graphic = drawn[drawn.index("<svg") : drawn.index("</svg>") + len("</svg>")]
+    assert name in [word.strip() for word in _Read(graphic).words]
+    assert "<b>" not in drawn
+
+
+def test_a_run_keeps_its_colour_where_another_logged_nothing():
+    figure = along({"one": None, "two": ([0, 1], [0.0, 0.0])}, "idle")
+    (line,) = figure.axes[0].lines
+    assert line.get_color() == LOOK.colours[1]
+    assert figure.axes[0].get_ylim()[0] == 0  # a share is never below
+
+
+@given(st.text(), st.text())
+def test_text_never_becomes_markup(content, value):
+    page = _Read(tag("p", content, title=value, class_="x") + tag("br"))
+    assert [kind for kind, _ in page.tags] == ["p", "br"]
+    assert set(page.tags[0][1]) == {"title", "class"}
+    (tag("p", content) + Html("x")).encode("utf-8")
+    if content.isprintable():
+        assert "".join(page.words) == content
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: no look at the page"
+    )
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium here: no look at the page")
+    with playwright.sync_playwright() as machine:
+        chromium = machine.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_it_looks_right_in_a_browser(browser, pages, name, width, scheme):
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True, java_script_enabled=True
+    )
+    page, said, asked = context.new_page(), [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(pages[name].as_uri())
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [pages[name].as_uri()]
+    assert page.evaluate("document.images.length") > 50
+    assert page.evaluate("[...document.images].filter(i => !(i.complete && i.naturalWidth > 0)).length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    # Nothing sticks out of the page but inside a part that scrolls by itself.
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll("body *")].filter(e =>
+        e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll, pre, nav, svg")).length""")
+        == 0
+    )
+    headings = page.locator("h2").all_inner_texts()
+    first = "Side by side" if name == "two" else "Figures"
+    assert headings[:3] == [first, "Curves", "Health along training"]
+    assert {
+        "Retrieved lists",
+        "Confused classes",
+        "Worst classes",
+        "Map of the embedding",
+        "What ran",
+    } <= set(headings)
+    for word in ("P@1", "MAP@R", "AUC", "NMI"):
+        assert page.locator("tbody th", has_text=re.compile(f"^{word}$")).first.is_visible()
+    for picture in page.locator(".result .thumb").all()[:10]:
+        box = picture.bounding_box()
+        assert box["width"] == pytest.approx(box["height"], abs=1)
+        assert box["width"] > 40
+    assert _contrast(page, "body") > 7
+    assert all(
+        _contrast(page, part) > 4.5
+        for part in (".note", "thead th", ".right-word", ".wrong-word", "figcaption")
+    )
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (np.mean([int(part) for part in re.findall(r"\d+", dark)]) < 60) == (scheme == "dark")
+    ink = page.evaluate("getComputedStyle(document.querySelector('figure svg text')).fill")
+    assert (np.mean([int(part) for part in re.findall(r"\d+", ink)]) > 120) == (scheme == "dark")
+    context.close()
+
+
+def _contrast(page, selector):
+    """The contrast of an element's text with what is behind it, as WCAG measures it."""
+    ink, paper = page.evaluate(
+        """selector => {
+            const first = document.querySelector(selector);
+            let ground = first;
+            while (/, 0\\)$/.test(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
+            return [getComputedStyle(first).color, getComputedStyle(ground).backgroundColor];
+        }""",
+        selector,
+    )
+    lights = []
+    for colour in (ink, paper):
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
