@@ -32,6 +32,8 @@ name = "margin" # it has parameters of its own, and draws lots
 classes = true
 [batch]
 size = 32
+[memory]
+size = 64
 [augment]
 crop = "random"
 [optimiser]
