@@ -45,8 +45,14 @@ class Noise:
 
 
 RECIPES = {  # each has another kind of state to lose
-    "margin": ["loss.name=margin", "loss.classes=true", "train.ema=0.8", "schedule.head_epochs=1"],
-    "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5"],
+    "margin": [
+        "loss.name=margin",
+        "loss.classes=true",
+        "memory.size=32",
+        "train.ema=0.8",
+        "schedule.head_epochs=1",
+    ],
+    "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5", "batch.chunk=8"],
     "patience": ["optimiser.lr=1e-12", "train.evaluate_every=1", "train.patience=2"],  # stops after step 8
 }
 
