@@ -112,7 +112,7 @@ def test_a_gpu_is_not_waited_for():
     try:
         watched.begin(0, [1])
         watched.expect(pairs.queries)
-        watched.expect(guard.gradient_norm(layer, place), guard.gradient_norm(loss, place), last=True)
+        watched.end(loss.of(pairs), guard.gradients(layer, loss))
         with draws(place, "loss", 0, 0):
             health.measure(loss, pairs)
     finally:
@@ -216,12 +216,11 @@ def _poisoned(monkeypatch):
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, optimiser):
     """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
-    losses_seen, original, make = [], guard.Guard.expect, loop.make_optimiser
+    losses_seen, original, make = [], guard.Guard.end, loop.make_optimiser
 
-    def expect(self, *values, last=False):
-        if last:
-            losses_seen.append(values[0].item())
-        original(self, *values, last=last)
+    def end(self, loss, gradients):
+        losses_seen.append(loss.item())
+        original(self, loss, gradients)
 
     def fused(*arguments):
         made, rates = make(*arguments)
@@ -229,7 +228,7 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
             group.update(fused=True, foreach=False)
         return made, rates
 
-    monkeypatch.setattr(guard.Guard, "expect", expect)
+    monkeypatch.setattr(guard.Guard, "end", end)
     if way == "deferred":
         monkeypatch.setattr(loop, "make_optimiser", fused)
         monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=False))
@@ -254,7 +253,7 @@ def test_verdicts_wait_for_the_look():
     for step in range(4):
         watched.begin(step, [step])
         watched.expect(torch.zeros(3))
-        watched.expect(torch.tensor(math.nan if step == 2 else 1.0), last=True)
+        watched.end(torch.tensor(math.nan if step == 2 else 1.0), [torch.ones(2)])
     assert watched.verdict.tolist() == [1, 2]
 
 

@@ -30,6 +30,15 @@ def draws(device: torch.device, *key: int | str) -> Iterator[None]:
     """
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     # Generators live on the host, so neither seeding nor putting back waits for the device.
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(digest) >> 1)
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(int.from_bytes(digest) >> 1)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

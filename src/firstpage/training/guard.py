@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
 from firstpage.training.recipe import Recipe
 
-__all__ = ["Guard", "NotFiniteError", "Reproduction", "Scene", "gradient_norm", "reproduce"]
+__all__ = ["Guard", "NotFiniteError", "Reproduction", "Scene", "gradients", "reproduce"]
 
 
 class NotFiniteError(ValueError):
@@ -118,7 +118,7 @@ class Guard:
 
     >>> guard = Guard(scene=None, device=torch.device("cpu"))
     >>> guard.begin(0, [3, 1])
-    >>> guard.expect(torch.ones(2), last=True)
+    >>> guard.end(torch.tensor(0.5), [torch.ones(2)])
     >>> guard.verdict  # no bad step, one good
     tensor([0., 1.], dtype=torch.float64)
     """
@@ -135,6 +135,8 @@ class Guard:
         self.eager = device.type == "cpu" if eager is None else eager
         self.bad = torch.zeros((), device=device)  # 1 from the first bad step on
         self.good = torch.zeros((), dtype=torch.int64, device=device)  # steps begun before that
+        self._scale = torch.ones((), device=device)  # multiplies what is checked: nothing changes
+        self._sums: list[Tensor] = []
         self._begun = 0
         self._recent: list[tuple[int, list[int], list[Tensor]]] = []  # since the last look
 
@@ -148,12 +150,23 @@ class Guard:
         self._recent.append((step, rows, self.scene.counts() if self.scene is not None else []))
         self._begun += 1
 
-    def expect(self, *values: Tensor, last: bool = False) -> None:
-        """These must be finite. `last` ends the step: it has gone well if all was, until here."""
-        total = torch.stack([value.detach().sum(dtype=torch.float32) for value in values]).sum()
-        self.bad.masked_fill_(~total.isfinite(), 1.0)  # NaN and infinity outlast a sum
-        if last:
-            self.good += self.bad == 0
+    def expect(self, *values: Tensor) -> None:
+        """These must be finite when the step ends; where looking is free, now."""
+        self._sums += [value.detach().sum(dtype=torch.float32) for value in values]  # NaN outlasts a sum
+        if self.eager:
+            self._check(self._sums)
+
+    def end(self, loss: Tensor, gradients: Iterable[Tensor]) -> None:
+        """The step ends, before the optimiser's: it has gone well if all was finite, until here."""
+        self._check([*gradients, loss, *self._sums])
+        self._sums.clear()
+        self.good += self.bad == 0
+
+    def _check(self, values: list[Tensor]) -> None:
+        """Raise the flag if any value is not finite: one kernel for all of them, that of `GradScaler`."""
+        for dtype in {value.dtype for value in values}:
+            group = [value for value in values if value.dtype == dtype]
+            torch._amp_foreach_non_finite_check_and_unscale_(group, self.bad, self._scale)
         if self.eager and self.bad.item():
             self.look()
 
@@ -195,16 +208,15 @@ class Guard:
         )
 
 
-def gradient_norm(module: nn.Module, device: torch.device) -> Tensor:
-    """The Euclidean norm of all gradients of a module, on its device; 0 if there are none.
+def gradients(*modules: nn.Module) -> list[Tensor]:
+    """The gradients of some modules' parameters, where there are any.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
-    >>> gradient_norm(layer, torch.device("cpu"))
-    tensor(5.)
+    >>> gradients(layer)
+    [tensor([[3., 4.]])]
     """
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    return nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=device)
+    return [p.grad for module in modules for p in module.parameters() if p.grad is not None]
 
 
 @dataclass(frozen=True)
@@ -302,7 +314,7 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
     for name, parameter in [*model.named_parameters(), *criteria.named_parameters()]:
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             found.append(f"gradient of {name}")
-    norm = float(gradient_norm(model, place)) if math.isfinite(loss) else math.nan
+    norm = float(nn.utils.get_total_norm(gradients(model))) if math.isfinite(loss) else math.nan
     return Reproduction(step, state["paths"], state["image_ids"], loss, norm, found[0] if found else None)
 
 

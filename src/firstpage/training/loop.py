@@ -26,7 +26,7 @@ from firstpage.training.clock import Clock
 from firstpage.training.criteria import total
 from firstpage.training.display import Display
 from firstpage.training.draws import draws
-from firstpage.training.guard import Guard, Scene, gradient_norm
+from firstpage.training.guard import Guard, Scene, gradients
 from firstpage.training.optimiser import make_optimiser, rate
 from firstpage.training.plan import make_plan
 from firstpage.training.ranks import Ranks, started, sync_batch_norm
@@ -243,16 +243,18 @@ def _fit(
                     key=("dropout", seed, step, share.start),
                 )
                 ranks.add_gradients(model.parameters(), criteria.parameters())
-                norm = gradient_norm(model, place)
+                looking = (step + 1) % LOG_EVERY == 0 or step + 1 == steps
+                if looking or recipe.optimiser.clip:
+                    norm = nn.utils.get_total_norm(gradients(model))
                 if recipe.optimiser.clip:
                     nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optimiser.clip, norm)
-                guard.expect(loss, norm, gradient_norm(criteria, place), last=True)
+                guard.end(loss, gradients(model, criteria))
                 optimiser.step()
                 if average is not None:
                     _follow(average, model, recipe.train.ema)
                 step += 1
                 clock.count(len(rows))
-                if step % LOG_EVERY == 0 or step == steps:
+                if looking:
                     look(epoch, target, ids, loss, norm)
                 for memory, level in zip(memories, everyone, strict=False):
                     memory.push(level, target, ids, unless=guard.bad)
