@@ -112,7 +112,7 @@ def test_a_gpu_is_not_waited_for():
     try:
         watched.begin(0, [1])
         watched.expect(pairs.queries)
-        watched.end(loss.of(pairs), guard.gradients(layer, loss))
+        watched.end(loss.of(pairs), guard.gradients([*layer.parameters(), *loss.parameters()]))
         with draws(place, "loss", 0, 0):
             health.measure(loss, pairs)
     finally:

@@ -208,15 +208,15 @@ class Guard:
         )
 
 
-def gradients(*modules: nn.Module) -> list[Tensor]:
-    """The gradients of some modules' parameters, where there are any.
+def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients of some parameters, where there are any.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
-    >>> gradients(layer)
+    >>> gradients(layer.parameters())
     [tensor([[3., 4.]])]
     """
-    return [p.grad for module in modules for p in module.parameters() if p.grad is not None]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
     for name, parameter in [*model.named_parameters(), *criteria.named_parameters()]:
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             found.append(f"gradient of {name}")
-    norm = float(nn.utils.get_total_norm(gradients(model))) if math.isfinite(loss) else math.nan
+    norm = float(nn.utils.get_total_norm(gradients(model.parameters()))) if math.isfinite(loss) else math.nan
     return Reproduction(step, state["paths"], state["image_ids"], loss, norm, found[0] if found else None)
 
 

@@ -121,6 +121,7 @@ def _fit(
     image_ids = torch.from_numpy(roles.train).to(place)
     augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
+    learnt = list(model.parameters())  # listed once: a network of many parts is slow to walk through
     backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     average = copy.deepcopy(model) if recipe.train.ema else None
 
@@ -242,13 +243,13 @@ def _fit(
                     recipe.batch.chunk,
                     key=("dropout", seed, step, share.start),
                 )
-                ranks.add_gradients(model.parameters(), criteria.parameters())
+                ranks.add_gradients(learnt, criteria.parameters())
                 looking = (step + 1) % LOG_EVERY == 0 or step + 1 == steps
                 if looking or recipe.optimiser.clip:
-                    norm = nn.utils.get_total_norm(gradients(model))
+                    norm = nn.utils.get_total_norm(gradients(learnt))
                 if recipe.optimiser.clip:
-                    nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optimiser.clip, norm)
-                guard.end(loss, gradients(model, criteria))
+                    nn.utils.clip_grads_with_norm_(learnt, recipe.optimiser.clip, norm)
+                guard.end(loss, gradients([*learnt, *criteria.parameters()]))
                 optimiser.step()
                 if average is not None:
                     _follow(average, model, recipe.train.ema)
