@@ -1,13 +1,13 @@
 """Figures from run folders: what is read of them, and what is counted."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from firstpage import figures
 from firstpage.data.sampler import GroupSampler
-from firstpage.figures.runs import RunLog
-from firstpage.training import Recipe
+from firstpage.training import Recipe, Record
 
 
 def recipe(loss="topk", size=64, images=4, **settings):
@@ -33,30 +33,32 @@ LINES = [
 
 
 def test_a_run_is_its_evaluations(tmp_path):
-    run = figures.read_run(folder(tmp_path / "one", LINES))
+    run = Record.read(folder(tmp_path / "one", LINES))
     assert run.curve("P@1") == ([0, 30, 60], [10.0, 30.0, 25.0])
-    assert run.result == {"P@1": 30.0, "R@1": 30.0}  # the best, while nothing else is reported
+    assert run.reported("R@1") == 30.0  # the best, while nothing else is reported
     assert (run.name, run.recipe) == ("one", recipe())
 
 
 def test_the_reported_test_comes_before_the_best_evaluation(tmp_path):
-    assert figures.read_run(folder(tmp_path / "one", LINES, {"R@1": 28.0})).result == {"R@1": 28.0}
+    assert Record.read(folder(tmp_path / "one", LINES, {"R@1": 28.0})).reported("R@1") == 28.0
 
 
 def test_a_cut_line_is_left_out_and_a_repeated_step_counts_once(tmp_path):
     path = folder(tmp_path / "one", [*LINES, {"step": 30, "epoch": 1, "P@1": 31.0}])
     with (path / "log.jsonl").open("a") as file:
         file.write('{"step": 90, "P@')
-    assert figures.read_run(path).curve("P@1") == ([0, 30, 60], [10.0, 31.0, 25.0])
+    assert Record.read(path).curve("P@1") == ([0, 30, 60], [10.0, 31.0, 25.0])
 
 
 def test_a_folder_without_evaluation_says_so(tmp_path):
-    with pytest.raises(ValueError, match="no evaluation"):
-        figures.read_run(folder(tmp_path / "one", LINES[1:2]))
-    with pytest.raises(ValueError, match="no run folder"):
-        figures.read_run(tmp_path)
+    early = Record.read(folder(tmp_path / "one", LINES[1:2]))
+    for ask in (early.curve, early.reported):
+        with pytest.raises(ValueError, match="run 'one' has no P@1: it has no evaluation yet: wait"):
+            ask("P@1")
+    with pytest.raises(FileNotFoundError, match="no run folder"):
+        Record.read(tmp_path)
     with pytest.raises(ValueError, match="has no MAP@R: it has P@1, R@1"):
-        figures.read_run(folder(tmp_path / "two", LINES)).curve("MAP@R")
+        Record.read(folder(tmp_path / "two", LINES)).curve("MAP@R")
 
 
 def naive_triplets(labels, positives, negatives):
@@ -111,7 +113,10 @@ def test_losses_without_triplets_say_so(loss):
 
 
 def test_curves_by_iterations_and_by_triplets():
-    runs = [RunLog("easy", recipe("epshn"), LINES[::2], {}), RunLog("all", recipe("margin"), LINES[::2], {})]
+    runs = [
+        Record(Path(name), recipe(loss), {}, LINES[:3])
+        for name, loss in (("easy", "epshn"), ("all", "margin"))
+    ]
     by_step = figures.plot_training_curves(runs).axes[0]
     assert [line.get_xdata().tolist() for line in by_step.lines] == [[0, 30]] * 2
     by_triplet = figures.plot_training_curves(runs, by="triplets").axes[0]
@@ -122,12 +127,16 @@ def test_curves_by_iterations_and_by_triplets():
         figures.plot_training_curves(runs, by="epochs")
 
 
+def reported(name, recipe, test):
+    return Record(Path(name), recipe, {"result": {"test": test}}, [])
+
+
 def test_group_sizes_gather_runs_of_one_loss():
     runs = [
-        RunLog("c", recipe("epshn", images=8), [], {"R@1": 64.0}),
-        RunLog("a", recipe("epshn", images=2), [], {"R@1": 50.0}),
-        RunLog("b", recipe("epshn", images=8), [], {"R@1": 60.0}),
-        RunLog("d", recipe("hphn", images=2), [], {"R@1": 49.0}),
+        reported("c", recipe("epshn", images=8), {"R@1": 64.0}),
+        reported("a", recipe("epshn", images=2), {"R@1": 50.0}),
+        reported("b", recipe("epshn", images=8), {"R@1": 60.0}),
+        reported("d", recipe("hphn", images=2), {"R@1": 49.0}),
     ]
     values = figures.by_group_size(runs)
     assert values == {"epshn": {2: [50.0], 8: [64.0, 60.0]}, "hphn": {2: [49.0]}}

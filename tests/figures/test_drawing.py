@@ -40,6 +40,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "topk"
     folder.mkdir()
     (folder / "recipe.toml").write_text(Recipe().toml())
+    (folder / "run.json").write_text("{}")
     (folder / "log.jsonl").write_text('{"step": 0, "P@1": 5, "R@1": 5}\n{"step": 9, "P@1": 8, "R@1": 8}\n')
     return folder
 

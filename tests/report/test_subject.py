@@ -10,9 +10,9 @@ from striped import recipe
 
 from firstpage.data import Catalog, PixelStore, VerificationPairs, read
 from firstpage.models import Embedder
-from firstpage.report import Record, Subject, measure
+from firstpage.report import Subject, measure
 from firstpage.report.facts import differences, facts
-from firstpage.training import Recipe
+from firstpage.training import Recipe, Record
 
 
 def opened(folder, runs, **settings):

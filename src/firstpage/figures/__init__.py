@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
     from firstpage.figures.precision_recall import plot_precision_recall
     from firstpage.figures.roc import plot_roc
-    from firstpage.figures.runs import RunLog, read_run
     from firstpage.figures.sampled_negatives import (
         plot_sampled_negatives,
         sampled_distances,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Embedded",
-    "RunLog",
     "Style",
     "by_group_size",
     "direction_variance",
@@ -66,7 +64,6 @@ __all__ = [
     "plot_train_similarity",
     "plot_training_curves",
     "read_embedded",
-    "read_run",
     "retrieved_lists",
     "same_class_similarity",
     "sampled_distances",
@@ -81,7 +78,6 @@ __getattr__ = lazy(
     "firstpage.figures",
     {
         "Embedded": "firstpage.figures.embedded",
-        "RunLog": "firstpage.figures.runs",
         "by_group_size": "firstpage.figures.group_size",
         "direction_variance": "firstpage.figures.gradient_variance",
         "distance_density": "firstpage.figures.sphere_density",
@@ -105,7 +101,6 @@ __getattr__ = lazy(
         "plot_train_similarity": "firstpage.figures.train_similarity",
         "plot_training_curves": "firstpage.figures.training_curves",
         "read_embedded": "firstpage.figures.embedded",
-        "read_run": "firstpage.figures.runs",
         "same_class_similarity": "firstpage.figures.class_similarity",
         "sampled_distances": "firstpage.figures.sampled_negatives",
         "simulated_classes": "firstpage.figures.sampled_negatives",

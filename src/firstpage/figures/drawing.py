@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from firstpage.evaluation import Retrieval
     from firstpage.figures.embedded import Embedded
-    from firstpage.figures.runs import RunLog
+    from firstpage.training.record import Record
 
 __all__ = ["draw", "names"]
 
@@ -35,12 +35,12 @@ class _Order:
     split: str | None
     look: Style
 
-    def runs(self) -> list[RunLog]:
-        from firstpage.figures.runs import read_run
+    def runs(self) -> list[Record]:
+        from firstpage.training.record import Record
 
         if not self.sources:
             raise ValueError(f"{self.name}: name at least one run folder")
-        return [read_run(source) for source in self.sources]
+        return [Record.read(source) for source in self.sources]
 
     def embedded(self) -> dict[str, Embedded]:
         """Title → embeddings; the title is the file's name, with its folder's where two have the same."""

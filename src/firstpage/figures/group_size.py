@@ -5,33 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstpage.figures.runs import RunLog
 from firstpage.figures.style import Style, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from firstpage.training.record import Record
 
 __all__ = ["by_group_size", "plot_group_size"]
 
 Sizes = Mapping[str, Mapping[int, Sequence[float]]]
 
 
-def by_group_size(runs: Sequence[RunLog], measure: str = "R@1") -> dict[str, dict[int, list[float]]]:
+def by_group_size(runs: Sequence[Record], measure: str = "R@1") -> dict[str, dict[int, list[float]]]:
     """Loss → images a class → the measure of each such run; losses by name, group sizes in order.
 
-    >>> from firstpage.training import Recipe
+    Raises:
+        ValueError: a run did not measure that.
+
+    >>> from pathlib import Path
+    >>> from firstpage.training import Recipe, Record
     >>> recipe = Recipe().changed(["loss.name=epshn", "batch.images_per_class=8"])
-    >>> by_group_size([RunLog("a", recipe, [], {"R@1": 60.0}), RunLog("b", recipe, [], {"R@1": 61.0})])
+    >>> tests = {"R@1": 60.0}, {"R@1": 61.0}
+    >>> by_group_size([Record(Path("a"), recipe, {"result": {"test": test}}, []) for test in tests])
     {'epshn': {8: [60.0, 61.0]}}
     """
     found: dict[str, dict[int, list[float]]] = {}
     for run in sorted(
         runs, key=lambda run: (str(run.recipe.loss["name"]), run.recipe.batch.images_per_class)
     ):
-        if measure not in run.result:
-            raise ValueError(f"run {run.name!r} has no {measure}: it has {', '.join(run.result)}")
         sizes = found.setdefault(str(run.recipe.loss["name"]), {})
-        sizes.setdefault(run.recipe.batch.images_per_class, []).append(run.result[measure])
+        sizes.setdefault(run.recipe.batch.images_per_class, []).append(run.reported(measure))
     return found
 
 

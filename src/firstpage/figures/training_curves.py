@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from firstpage.figures.runs import RunLog
 from firstpage.figures.style import Style, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from firstpage.training.recipe import Recipe
+    from firstpage.training.record import Record
 
 __all__ = ["plot_training_curves", "triplets_a_step"]
 
@@ -60,7 +60,7 @@ def triplets_a_step(recipe: Recipe) -> int:
 
 
 def plot_training_curves(
-    runs: Sequence[RunLog],
+    runs: Sequence[Record],
     measure: str = "P@1",
     by: Literal["iterations", "triplets"] = "iterations",
     *,
@@ -69,14 +69,15 @@ def plot_training_curves(
     """A measure of the test along training, a curve for each run.
 
     Args:
-        runs: of `read_run`.
+        runs: of `Record.read`.
         measure: any that the runs logged.
         by: what is counted from left to right; triplets as `triplets_a_step` counts them.
         look: light or dark.
 
-    >>> from firstpage.training import Recipe
+    >>> from pathlib import Path
+    >>> from firstpage.training import Recipe, Record
     >>> log = [{"step": 0, "P@1": 12.5}, {"step": 10, "P@1": 40.0}]
-    >>> figure = plot_training_curves([RunLog("topk", Recipe(), log, {})], by="triplets")
+    >>> figure = plot_training_curves([Record(Path("topk"), Recipe(), {}, log)], by="triplets")
     >>> figure.axes[0].lines[0].get_xdata().tolist()  # 128 queries, k = 1
     [0, 1280]
     """

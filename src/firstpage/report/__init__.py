@@ -2,7 +2,6 @@
 
 from firstpage.report.measure import Estimate, Measured, measure
 from firstpage.report.page import page, report, write
-from firstpage.report.record import Record
 from firstpage.report.subject import Subject
 
-__all__ = ["Estimate", "Measured", "Record", "Subject", "measure", "page", "report", "write"]
+__all__ = ["Estimate", "Measured", "Subject", "measure", "page", "report", "write"]

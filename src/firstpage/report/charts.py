@@ -15,7 +15,7 @@ from firstpage.figures.roc import plot_roc
 from firstpage.figures.style import Style
 from firstpage.report.markup import Html, named, tag, text
 from firstpage.report.measure import Measured
-from firstpage.report.record import Series
+from firstpage.training.record import Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from firstpage.models.settings import ModelSettings
-from firstpage.report.record import Record
 from firstpage.training.recipe import Recipe
+from firstpage.training.record import Record
 
 __all__ = ["differences", "facts", "model_facts"]
 
@@ -21,7 +21,7 @@ def facts(record: Record) -> dict[str, str]:
     'resnet50, 512 dimensions, avg pooling'
     """
     recipe, about = record.recipe, record.about
-    data, result = about.get("data") or {}, about.get("result") or {}
+    data, result = about.get("data") or {}, record.result
     model, settings = recipe.model, dict(recipe.loss)
     loss = str(settings.pop("name", "?"))
     if settings:

@@ -19,8 +19,8 @@ from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
 from firstpage.models.settings import ModelSettings
-from firstpage.report.record import Record
 from firstpage.training.recipe import TrainSettings
+from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
 from firstpage.training.splits import Search, assign, searched
 

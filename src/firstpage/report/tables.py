@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from firstpage.report.facts import differences, facts, model_facts
 from firstpage.report.markup import Html, join, named, tag
 from firstpage.report.measure import Estimate, Measured
-from firstpage.report.record import Record
+from firstpage.training.record import Record
 
 WORST, MOST = 10, 2000  # classes shown at once, and unfolded: the JSON of `evaluate` has all
 HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
@@ -216,7 +216,7 @@ def _untrained(measured: Measured) -> dict[str, float]:
     record = measured.subject.record
     if record is None or not measured.subject.own_data or record.recipe.train.protocol != "paper":
         return {}
-    return next((line for line in record.log if line.get("epoch") == 0 and "P@1" in line), {})
+    return next((line for line in record.evaluations if line.get("epoch") == 0), {})
 
 
 def _meaning(name: str) -> str:

@@ -3,6 +3,7 @@
 from firstpage.training.folds import fit_folds
 from firstpage.training.loop import fit
 from firstpage.training.recipe import Recipe
+from firstpage.training.record import Record
 from firstpage.training.result import Result
 
-__all__ = ["Recipe", "Result", "fit", "fit_folds"]
+__all__ = ["Recipe", "Record", "Result", "fit", "fit_folds"]

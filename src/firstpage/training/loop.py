@@ -98,7 +98,7 @@ def _fit(
     checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
     if ranks.told(run.finished(recipe, catalog)):
         checkpoints.clear()  # it may have been killed between its last word and this
-        return ranks.told(Result.of(run) if ranks.first else None)  # type: ignore[return-value]
+        return ranks.told(Result.read(run.folder) if run.folder else None)  # type: ignore[return-value]
     torch.manual_seed(seed)
     model = Embedder(recipe.model).to(place)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from firstpage.models.embedder import Embedder
-from firstpage.training.run import Run
+from firstpage.training.record import Record
 
 __all__ = ["Result"]
 
@@ -39,23 +39,20 @@ class Result:
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, run: Run) -> Self:
-        """The result of a run that ended before, from its folder."""
-        assert run.folder is not None
-        came, warnings = (
-            run.result(),
-            [f"{run.folder}: was finished before; give another folder to run it again"],
-        )
+    def read(cls, folder: Path) -> Self:
+        """The result of a run that ended before."""
+        record = Record.read(folder)
+        came = record.result
         return cls(
-            Embedder.load(run.folder / "best"),
+            Embedder.load(folder / "best"),
             came["best"],
             came["test"],
             came["epoch"],
-            run.history(),
+            [{name: line[name] for name in line if name != "step"} for line in record.evaluations],
             came["seconds"],
             came["images_per_second"],
-            run.folder,
-            came["warnings"] + warnings,
+            folder,
+            [*came["warnings"], f"{folder}: was finished before; give another folder to run it again"],
         )
 
     def text(self) -> str:

@@ -19,6 +19,7 @@ import firstpage
 from firstpage import durable
 from firstpage.data.catalog import Catalog
 from firstpage.training.recipe import Recipe
+from firstpage.training.record import Record
 
 __all__ = ["Run", "fingerprint"]
 
@@ -52,20 +53,21 @@ class Run:
         Raises:
             ValueError: the folder holds a run of another recipe or other data.
         """
-        if self.folder is None or not all(
-            (self.folder / name).is_file() for name in ("recipe.toml", "run.json")
-        ):
+        if self.folder is None:
             return False
-        about = json.loads((self.folder / "run.json").read_text())
+        try:
+            record = Record.read(self.folder)
+        except FileNotFoundError:
+            return False
         written = Recipe.of(tomllib.loads(recipe.toml()))  # TOML has no None, so compare as written
-        other = _difference(Recipe.read(self.folder / "recipe.toml"), written)
-        if about["data"]["fingerprint"] != fingerprint(catalog):
-            other = f"on other data, {about['data']['name']!r}"
+        other = _difference(record.recipe, written)
+        if record.about["data"]["fingerprint"] != fingerprint(catalog):
+            other = f"on other data, {record.about['data']['name']!r}"
         if other:
             raise ValueError(
                 f"{self.folder}: holds a run {other}: nothing was changed; give another --out, or remove it"
             )
-        return "result" in about
+        return bool(record.result)
 
     def begin(self, recipe: Recipe, catalog: Catalog, device: str) -> None:
         """Write what is about to run."""
@@ -143,18 +145,6 @@ class Run:
             path = self.folder / "run.json"
             about = json.loads(path.read_text()) | {"result": figures}
             durable.write(path, f"{json.dumps(about, indent=2)}\n".encode())
-
-    def result(self) -> dict[str, Any]:
-        """What `end` wrote."""
-        assert self.folder is not None
-        result: dict[str, Any] = json.loads((self.folder / "run.json").read_text())["result"]
-        return result
-
-    def history(self) -> list[dict[str, float]]:
-        """The figures of every evaluation, from the log."""
-        assert self.folder is not None
-        lines = map(json.loads, (self.folder / "log.jsonl").read_text().splitlines())
-        return [{name: line[name] for name in line if name != "step"} for line in lines if "P@1" in line]
 
 
 def fingerprint(catalog: Catalog) -> str:

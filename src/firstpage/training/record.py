@@ -1,10 +1,11 @@
-"""What a run folder says of itself: the recipe, what ran, and the log."""
+"""A run folder, read: the recipe, what ran, the log, and what came of it."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ Series = tuple[list[float], list[float]]  # steps, values
 
 @dataclass(frozen=True)
 class Record:
-    """A run folder, read.
+    """A run as its folder tells it: finished, still going, or killed.
 
     Attributes:
         folder: where it is.
@@ -69,6 +70,59 @@ class Record:
         """
         return self.folder.resolve().name
 
+    @property
+    def result(self) -> dict[str, Any]:
+        """What came of the run; empty before its end.
+
+        >>> Record(Path("runs/a"), Recipe(), {}, []).result
+        {}
+        """
+        return self.about.get("result") or {}
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """The lines that measure the model, by step.
+
+        A run that went on from a checkpoint may measure a step again: the later line counts.
+
+        >>> log = [{"step": 0, "P@1": 1.0}, {"step": 9, "loss": 0.1}, {"step": 9, "P@1": 4.0}]
+        >>> Record(Path(), Recipe(), {}, log).evaluations
+        [{'step': 0, 'P@1': 1.0}, {'step': 9, 'P@1': 4.0}]
+        """
+        measured = {line["step"]: line for line in self.log if "P@1" in line}
+        return [measured[step] for step in sorted(measured)]
+
+    def curve(self, measure: str) -> tuple[list[int], list[float]]:
+        """Steps, and the measure at each of them.
+
+        Raises:
+            ValueError: the run did not measure that.
+
+        >>> Record(Path(), Recipe(), {}, [{"step": 0, "P@1": 12.5}]).curve("P@1")
+        ([0], [12.5])
+        """
+        evaluations = self.evaluations
+        lines = [line for line in evaluations if measure in line]
+        if not lines:
+            raise self._missing(measure, evaluations[0] if evaluations else ())
+        return [int(line["step"]) for line in lines], [line[measure] for line in lines]
+
+    def reported(self, measure: str) -> float:
+        """The measure in the reported test; at the best evaluation while there is no report.
+
+        Raises:
+            ValueError: the run did not measure that.
+
+        >>> Record(Path(), Recipe(), {"result": {"test": {"R@1": 60.0}}}, []).reported("R@1")
+        60.0
+        """
+        evaluations = self.evaluations
+        best = max(evaluations, key=lambda line: line["P@1"]) if evaluations else {}
+        figures: dict[str, float] = self.result.get("test") or best
+        if measure not in figures:
+            raise self._missing(measure, figures)
+        return figures[measure]
+
     def series(self) -> dict[str, Series]:
         """Every number that was logged along the steps, by name.
 
@@ -89,6 +143,11 @@ class Record:
             name: (sorted(points), [points[step] for step in sorted(points)])
             for name, points in found.items()
         }
+
+    def _missing(self, measure: str, there: Iterable[str]) -> ValueError:
+        names = ", ".join(name for name in there if name not in ("step", "epoch"))
+        has = f"it has {names}" if names else "it has no evaluation yet: wait for the first one"
+        return ValueError(f"run {self.name!r} has no {measure}: {has}")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
