@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstpage._spelling import meant
 from firstpage.figures.style import SUFFIXES, Style, save, style
 
 if TYPE_CHECKING:
@@ -88,12 +89,6 @@ class _Order:
             )
         return next(iter(self.parts(split).values()))
 
-    def nothing(self) -> None:
-        if self.sources:
-            raise ValueError(
-                f"{self.name}: is drawn from theory and takes no run or file; {len(self.sources)} named"
-            )
-
 
 def _training(order: _Order) -> Figure:
     from firstpage.figures.training_curves import plot_training_curves
@@ -172,32 +167,15 @@ def _nearest_classes(order: _Order) -> Figure:
     return plot_nearest_classes(nearest, look=order.look)
 
 
-def _sphere_density(order: _Order) -> Figure:
-    from firstpage.figures.sphere_density import plot_sphere_density
-
-    order.nothing()
-    return plot_sphere_density(look=order.look)
-
-
-def _gradient_variance(order: _Order) -> Figure:
-    from firstpage.figures.gradient_variance import plot_gradient_variance
-
-    order.nothing()
-    return plot_gradient_variance(look=order.look)
-
-
-def _sampled_negatives(order: _Order) -> Figure:
-    from firstpage.figures.sampled_negatives import plot_sampled_negatives
-
-    order.nothing()
-    return plot_sampled_negatives(look=order.look)
-
-
-def _loss_shapes(order: _Order) -> Figure:
-    from firstpage.figures.loss_shapes import plot_loss_shapes
-
-    order.nothing()
-    return plot_loss_shapes(look=order.look)
+def _theory(order: _Order) -> Figure:
+    """A figure that is drawn from nothing, by the function of its name in the file of its name."""
+    if order.sources:
+        raise ValueError(
+            f"{order.name}: is drawn from theory and takes no run or file; {len(order.sources)} named"
+        )
+    name = order.name.replace("-", "_")
+    plot: Callable[..., Figure] = getattr(import_module(f"firstpage.figures.{name}"), f"plot_{name}")
+    return plot(look=order.look)
 
 
 _FIGURES: dict[str, Callable[[_Order], Figure | Image.Image]] = {
@@ -214,10 +192,10 @@ _FIGURES: dict[str, Callable[[_Order], Figure | Image.Image]] = {
     "train-similarity": _train_similarity,
     "nearest-classes": _nearest_classes,
     # from theory
-    "sphere-density": _sphere_density,
-    "gradient-variance": _gradient_variance,
-    "sampled-negatives": _sampled_negatives,
-    "loss-shapes": _loss_shapes,
+    "sphere-density": _theory,
+    "gradient-variance": _theory,
+    "sampled-negatives": _theory,
+    "loss-shapes": _theory,
 }
 
 
@@ -266,9 +244,7 @@ def draw(
     ValueError: figure 'sphere-densty': no such name; did you mean 'sphere-density'? figures.names() lists all
     """
     if name not in _FIGURES:
-        near = difflib.get_close_matches(str(name), _FIGURES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"figure {name!r}: no such name; {hint}figures.names() lists all")
+        raise ValueError(f"figure {name!r}: no such name; {meant(name, _FIGURES)}figures.names() lists all")
     known = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
     if Path(out).suffix.lower() not in known:  # before minutes of work
         raise ValueError(f"{out}: {name} is written as {', '.join(known)}: name such a file")

@@ -6,10 +6,13 @@ its whole look with it.
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from firstpage import durable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,11 +148,10 @@ def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
         names = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
         raise ValueError(f"{target}: cannot write {target.suffix!r}: choose {names}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    with part.open("wb") as file:
-        if drawn:
-            figure.savefig(file, format=kind[1:])  # type: ignore[union-attr]
-        else:
-            figure.save(file, format="PNG")  # type: ignore[union-attr]
-    os.replace(part, target)
+    buffer = io.BytesIO()
+    if drawn:
+        figure.savefig(buffer, format=kind[1:])  # type: ignore[union-attr]
+    else:
+        figure.save(buffer, format="PNG")  # type: ignore[union-attr]
+    durable.write(target, buffer.getvalue())
     return target

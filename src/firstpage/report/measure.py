@@ -14,9 +14,11 @@ from firstpage.data.decode import shown
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.report.subject import Subject
 
-__all__ = ["Estimate", "Measured", "measure"]
+__all__ = ["Estimate", "Measured", "measure", "written"]
 
+Span = tuple[float, float]
 WORST = 10  # classes and pairs of classes that a text names
+BY_CLASS = ("P@1", "P@5", "R@4", "MAP@R")  # figures of a class that are shown
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Estimate:
 
     name: str
     value: float
-    queries: tuple[float, float] | None = None
-    classes: tuple[float, float] | None = None
+    queries: Span | None = None
+    classes: Span | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,7 @@ class Measured:
         lines = [self.headline(), "", f"{'':8}{'%':>7}   {'95 % over queries':>17}   {'over classes':>13}"]
         for estimate in self.estimates.values():
             spans = "".join(
-                f"   {_span(span):>{width}}"
+                f"   {written(span):>{width}}"
                 for span, width in ((estimate.queries, 17), (estimate.classes, 13))
             )
             lines.append(f"{estimate.name:8}{estimate.value:7.2f}{spans}".rstrip())
@@ -185,12 +187,17 @@ def _verified(subject: Subject) -> Verification | None:
     return verify(subject.queries, pairs)
 
 
-def _span(span: tuple[float, float] | None) -> str:
+def written(span: Span | None) -> str:
+    """An interval in a few characters; nothing where there is none.
+
+    >>> written((61.94, 63.0))
+    '61.9–63.0'
+    """
     return "" if span is None else f"{span[0]:.1f}–{span[1]:.1f}"
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
-    columns = [name for name in ("P@1", "P@5", "R@4", "MAP@R") if rows and name in rows[0]]
+    columns = [name for name in BY_CLASS if rows and name in rows[0]]
     names = [shown(row["class"]) for row in rows]
     width = max(len(title), min(60, max(map(len, names), default=0)))
     lines = [f"{title:{width}}  {'queries':>7}" + "".join(f"{name:>8}" for name in columns)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import firstpage
+from firstpage import durable
 from firstpage.models.embedder import Embedder
 from firstpage.report.charts import curves, health
 from firstpage.report.embedding import embedding_map
@@ -104,9 +105,7 @@ def write(runs: Mapping[str, Measured], path: str | os.PathLike[str]) -> Path:
     """
     target, text = Path(path), page(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, target)
+    durable.write(target, text.encode())
     return target
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from firstpage.report.facts import differences, facts, model_facts
 from firstpage.report.markup import Html, join, named, tag
-from firstpage.report.measure import Estimate, Measured
+from firstpage.report.measure import BY_CLASS, Estimate, Measured, written
 from firstpage.training.record import Record
 
 WORST, MOST = 10, 2000  # classes shown at once, and unfolded: the JSON of `evaluate` has all
@@ -35,7 +35,7 @@ def tiles(measured: Measured) -> Html:
         estimate = measured.estimates[name]
         said: list[object] = [_meaning(name)]
         if estimate.queries:
-            said.append(join(["95 % interval ", tag("span", _span(estimate.queries), class_="nowrap")]))
+            said.append(join(["95 % interval ", tag("span", written(estimate.queries), class_="nowrap")]))
         if name in start:
             said.append(f"untrained {start[name]:.1f}")
         cards.append(
@@ -59,8 +59,8 @@ def metrics(measured: Measured) -> Html:
             tag("th", estimate.name, scope="row"),
             tag("td", _meaning(estimate.name), class_="note wide-only"),
             tag("td", f"{estimate.value:.2f}", class_="num"),
-            tag("td", _span(estimate.queries), class_="num"),
-            tag("td", _span(estimate.classes), class_="num"),
+            tag("td", written(estimate.queries), class_="num"),
+            tag("td", written(estimate.classes), class_="num"),
             tag("td", _strip(estimate), class_="widest-only"),
         )
         for estimate in _all(measured).values()
@@ -104,7 +104,7 @@ def comparison(runs: Mapping[str, Measured]) -> Html:
                 continue
             estimate = values[run]
             best = "best" if estimate.value == highest and not name.endswith("standard error") else None
-            span = tag("span", _span(estimate.queries), class_="span") if estimate.queries else None
+            span = tag("span", written(estimate.queries), class_="span") if estimate.queries else None
             value = tag("span", f"{estimate.value:.2f}", class_=best)
             cells.append(tag("td", value, tag("br") if span else None, span, class_="num"))
             strips.append(_strip(estimate, number))
@@ -117,7 +117,7 @@ def comparison(runs: Mapping[str, Measured]) -> Html:
 
 def classes(measured: Measured) -> Html:
     """The worst classes, and all of them to be unfolded."""
-    columns = [name for name in ("P@1", "P@5", "R@4", "MAP@R") if name in measured.estimates]
+    columns = [name for name in BY_CLASS if name in measured.estimates]
     head = tag(
         "tr",
         tag("th", "Class", scope="col"),
@@ -226,10 +226,6 @@ def _meaning(name: str) -> str:
             return "first results that are right"
         return f"{'right' if kind == 'P' else 'a right one'} among the first\u00a0{count}"
     return _MEANINGS.get(name.removeprefix("pairs: "), "")
-
-
-def _span(span: tuple[float, float] | None) -> str:
-    return "" if span is None else f"{span[0]:.1f}–{span[1]:.1f}"
 
 
 def _strip(estimate: Estimate, number: int = 0) -> Html:

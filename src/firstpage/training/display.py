@@ -8,7 +8,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["Display"]
+__all__ = ["SHOWN", "Display"]
+
+SHOWN = ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R")  # of all figures, where there is room for few
 
 
 class Display:
@@ -54,7 +56,7 @@ class Display:
     def evaluated(self, epoch: int, figures: dict[str, float]) -> None:
         """Print the figures of an evaluation."""
         self._first = f"P@1 {figures['P@1']:.1f}"
-        names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in figures]
+        names = [name for name in SHOWN if name in figures]
         if not self._bar.disable:
             when = f"epoch {epoch:>3}" if epoch else "untrained"
             self._bar.console.print(f"{when:>9}  " + "  ".join(f"{n} {figures[n]:5.1f}" for n in names))

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from firstpage.data.catalog import Catalog
+from firstpage.training.display import SHOWN
 from firstpage.training.loop import fit
 from firstpage.training.recipe import Recipe
 from firstpage.training.result import Result
@@ -68,7 +69,7 @@ def summary(results: Sequence[Result]) -> str:
     ±           12.7
     """
     tests = [result.test or result.best for result in results]
-    names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in tests[0]]
+    names = [name for name in SHOWN if name in tests[0]]
     table = np.array([[test[name] for name in names] for test in tests])  # [folds, figures]
     count = len(table)
     half = stdtrit(max(count - 1, 1), 0.975) * table.std(axis=0, ddof=min(1, count - 1)) / count**0.5

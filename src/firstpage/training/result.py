@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from firstpage.models.embedder import Embedder
+from firstpage.training.display import SHOWN
 from firstpage.training.record import Record
 
 __all__ = ["Result"]
@@ -58,7 +59,7 @@ class Result:
     def text(self) -> str:
         """Before and after, as a small table."""
         before, after = self.history[0], self.test or self.best
-        names = [name for name in ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R") if name in after]
+        names = [name for name in SHOWN if name in after]
         lines = [f"{'':10}" + "".join(f"{name:>7}" for name in names)]
         for title, figures in (("untrained", before), ("trained", after)):
             lines.append(f"{title:10}" + "".join(f"{figures[name]:7.1f}" for name in names))

@@ -88,8 +88,12 @@ class Run:
                 "fingerprint": fingerprint(catalog),
             },
         }
-        durable.write(self.folder / "run.json", f"{json.dumps(about, indent=2)}\n".encode())
+        self._write(about)
         self._open(0)
+
+    def _write(self, about: dict[str, Any]) -> None:
+        assert self.folder is not None
+        durable.write(self.folder / "run.json", f"{json.dumps(about, indent=2)}\n".encode())
 
     def go_on(self, logged: int) -> None:
         """Forget what was logged after a checkpoint, when the log had `logged` bytes."""
@@ -109,8 +113,8 @@ class Run:
         for old in (self.folder / "events").glob("events.out.*"):
             old.unlink()
         self.events = SummaryWriter(str(self.folder / "events"))
-        for line in log.read_text().splitlines():
-            self._draw(**json.loads(line))
+        for line in Record.read(self.folder).log:
+            self._draw(**line)
 
     def logged(self) -> int:
         """The size of the log, once all of it is on the disk."""
@@ -142,9 +146,7 @@ class Run:
         if self.events is not None:
             self.events.close()
         if self.folder is not None:
-            path = self.folder / "run.json"
-            about = json.loads(path.read_text()) | {"result": figures}
-            durable.write(path, f"{json.dumps(about, indent=2)}\n".encode())
+            self._write(Record.read(self.folder).about | {"result": figures})
 
 
 def fingerprint(catalog: Catalog) -> str:
