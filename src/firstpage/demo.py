@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw
 
 from firstpage import recipes
 from firstpage.data import read
-from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.figures import retrieved_lists
@@ -42,7 +41,6 @@ def demo(
     catalog = read("glyphs")
     pixels = PixelStore.build(
         catalog,
-        cache_folder() / "pixels",
         size=chosen.model.stored,
         resize=chosen.model.resize,
         progress=progress,

@@ -1,6 +1,7 @@
 """The pixel store: every image decoded and resized once, then read as bytes at the speed of memory."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from firstpage.data.building import VERSION, Builder
+from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import shown
 from firstpage.data.framing import Framing
@@ -61,7 +63,7 @@ class PixelStore:
     def build(
         cls,
         catalog: Catalog,
-        folder: str | Path,
+        folder: str | os.PathLike[str] | None = None,
         *,
         size: int = 256,
         resize: str = "squash",
@@ -79,7 +81,7 @@ class PixelStore:
 
         Args:
             catalog: the images.
-            folder: where stores are kept; each gets a folder of its own there.
+            folder: where stores are kept, each in a folder of its own; the user's cache if left out.
             size: side of the square, in pixels.
             resize: "squash", "shorter" or "pad"; see `Framing`.
             boxes: keep only what is inside each image's box.
@@ -104,9 +106,8 @@ class PixelStore:
         """
         if not len(catalog):
             raise ValueError(f"the catalog {catalog.name!r} has no images")
-        store = cls(
-            Builder(catalog, Path(folder), Framing(size, resize, boxes, margin), workers, progress).path()
-        )
+        stores = cache_folder() / "pixels" if folder is None else Path(folder)
+        store = cls(Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).path())
         if strict and store.unreadable:
             named = [f"{shown(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()]
             raise ValueError(
@@ -176,8 +177,8 @@ class PixelStore:
         target = self._device if device is None else torch.device(device)
         if self._resident is None:
             return self._from_file(wanted, target)
-        index = staging(wanted.shape, torch.int64, self._resident.device).copy_(torch.from_numpy(wanted))
-        return self._resident.index_select(0, sent(index, self._resident.device)).to(target)
+        index = carried(torch.from_numpy(wanted), self._resident.device)
+        return self._resident.index_select(0, index).to(target)
 
     def batches(self, plan: Iterable[Rows], device: Device | None = None) -> Iterator[torch.Tensor]:
         """One batch for each list of rows, as a batch sampler gives them.
@@ -236,6 +237,15 @@ def sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     tensor([1., 1.])
     """
     return host.to(device, non_blocking=device.type == "cuda")
+
+
+def carried(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Values of the host on `device`, by way of `staging`, so that nobody waits.
+
+    >>> carried(torch.tensor([3, 1]), torch.device("cpu"))
+    tensor([3, 1])
+    """
+    return sent(staging(tuple(values.shape), values.dtype, device).copy_(values), device)
 
 
 def _free_bytes(device: torch.device) -> int:

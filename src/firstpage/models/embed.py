@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
@@ -46,8 +45,7 @@ def embed_to_file(
     """
     embedder = Embedder.load(model, choose(device))
     framing = embedder.framing
-    stores = Path(cache) if cache is not None else cache_folder() / "pixels"
-    store = PixelStore.build(catalog, stores, size=framing.size, resize=framing.resize, progress=progress)
+    store = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
     kept = np.flatnonzero(store.ok)
     vectors = embedder.embed(store, rows=kept, progress=progress).numpy()
     target = Path(path)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from firstpage.data import read
-from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
@@ -103,11 +102,8 @@ class Subject:
             catalog = _data_of(record)
         else:
             raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
-        stores = Path(cache) if cache is not None else cache_folder() / "pixels"
         framing = model.framing
-        pixels = PixelStore.build(
-            catalog, stores, size=framing.size, resize=framing.resize, progress=progress
-        )
+        pixels = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
         search = _test(catalog, pixels.ok, settings)
         vectors = model.embed(pixels, rows=search.queries, progress=progress).to(model.device)
         gallery = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from firstpage.report.charts import RUNS
 from firstpage.report.facts import differences, facts, model_facts
 from firstpage.report.markup import Html, join, named, tag
 from firstpage.report.measure import BY_CLASS, Estimate, Measured, written
@@ -191,7 +192,7 @@ def _facts_beside(runs: Mapping[str, Measured], records: Mapping[str, Record]) -
 
 def swatch(number: int) -> Html:
     """The colour of a run."""
-    return tag("span", class_="swatch", style=f"--tint: var(--run-{number % 6})", aria_hidden="true")
+    return tag("span", class_="swatch", style=f"--tint: var(--run-{number % RUNS})", aria_hidden="true")
 
 
 def _run_heads(names: Sequence[str], kind: str | None = "num") -> list[Html]:
@@ -235,6 +236,6 @@ def _strip(estimate: Estimate, number: int = 0) -> Html:
         tag("i", style=f"left: {low:.2f}%; width: {high - low:.2f}%"),
         tag("b", style=f"left: {estimate.value:.2f}%"),
         class_="strip",
-        style=f"--tint: var(--run-{number % 6})",
+        style=f"--tint: var(--run-{number % RUNS})",
         aria_hidden="true",
     )

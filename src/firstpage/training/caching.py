@@ -58,7 +58,7 @@ def backward(
         loss: the loss of the levels of all images; it is called once.
         rows: images of the batch, on this rank.
         chunk: images at a time; 0 for all at once.
-        key: what makes the draws of this step its own: `("dropout", seed, step, rank)`.
+        key: what makes the draws of this step and rank its own: `("dropout", seed, step, first row)`.
 
     Returns:
         The loss, detached. Gradients have been added to the parameters of `model` and of `loss`.

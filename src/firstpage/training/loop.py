@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from firstpage.data.augment import Augment
-from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.store import PixelStore, sent, staging
+from firstpage.data.store import PixelStore, carried
 from firstpage.losses.base import Loss
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder, Pixels
@@ -27,7 +24,7 @@ from firstpage.training.criteria import total
 from firstpage.training.display import Display
 from firstpage.training.draws import draws
 from firstpage.training.guard import Guard, Scene, gradients
-from firstpage.training.optimiser import make_optimiser, rate
+from firstpage.training.optimiser import follow, make_optimiser, rate
 from firstpage.training.plan import make_plan
 from firstpage.training.ranks import Ranks, started, sync_batch_norm
 from firstpage.training.recipe import Recipe
@@ -105,21 +102,19 @@ def _fit(
     if recipe.train.sync_batch_norm:
         sync_batch_norm(model)
     if pixels is None:
-        make_plan(
-            recipe, catalog, None, model, ranks.world
-        )  # what is wrong is said before an hour of decoding
-        stores = Path(cache) if cache is not None else cache_folder() / "pixels"
+        # What is wrong is said before an hour of decoding.
+        make_plan(recipe, catalog, None, model, ranks.world)
         pixels = PixelStore.build(
-            catalog, stores, size=recipe.model.stored, resize=recipe.model.resize, progress=progress
+            catalog, cache, size=recipe.model.stored, resize=recipe.model.resize, progress=progress
         ).to(place)
     ranks.wait()  # however long the others take to decode theirs
-    roles, labels, sampler, criteria, memories = make_plan(recipe, catalog, pixels.ok, model, ranks.world)
+    plan = make_plan(recipe, catalog, pixels.ok, model, ranks.world)
+    roles, labels, sampler, augment, criteria, memories = plan
     ranks.agree([*model.state_dict().values(), *criteria.state_dict().values()])
     measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
     embed = torch.compile(model.raw) if recipe.train.compile else model.raw
     half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
     image_ids = torch.from_numpy(roles.train).to(place)
-    augment = _augment(recipe, model)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
     learnt = list(model.parameters())  # listed once: a network of many parts is slow to walk through
     backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
@@ -230,7 +225,7 @@ def _fit(
                 parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
             for rows in sampler:  # of the global batch, planned alike by every rank
                 guard.begin(step, rows)
-                batch = sent(staged(rows, place), place)
+                batch = carried(torch.tensor(rows), place)
                 target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
                 for group, base in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = base * rate(recipe.schedule, step, steps)
@@ -252,7 +247,7 @@ def _fit(
                 guard.end(loss, gradients([*learnt, *criteria.parameters()]))
                 optimiser.step()
                 if average is not None:
-                    _follow(average, model, recipe.train.ema)
+                    follow(average, model, recipe.train.ema)
                 step += 1
                 clock.count(len(rows))
                 if looking:
@@ -296,36 +291,3 @@ def _fit(
         )
     checkpoints.clear()
     return result
-
-
-def staged(rows: list[int], device: torch.device) -> Tensor:
-    """Rows in memory from which they can be sent to `device` without waiting for it.
-
-    >>> staged([3, 1], torch.device("cpu"))
-    tensor([3, 1])
-    """
-    return staging((len(rows),), torch.int64, device).copy_(torch.tensor(rows))
-
-
-def _augment(recipe: Recipe, model: Embedder) -> Augment:
-    settings = recipe.augment
-    return Augment(
-        model.preprocess.size,
-        settings.crop,  # type: ignore[arg-type]
-        settings.scale,
-        settings.ratio,
-        settings.flip,
-        settings.jitter,
-        model.backbone.mean,
-        model.backbone.std,
-        fused=recipe.train.compile,
-    )
-
-
-@torch.no_grad()
-def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
-    for mean, value in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
-        if mean.is_floating_point():
-            mean.lerp_(value, 1 - decay)
-        else:
-            mean.copy_(value)

@@ -1,4 +1,4 @@
-"""Optimiser with a rate for each part, and the schedule of the rates."""
+"""How weights move: the optimiser with a rate for each part, the schedule of the rates, an average."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from firstpage.models.embedder import Embedder
 from firstpage.training.recipe import OptimiserSettings, ScheduleSettings
 
-__all__ = ["make_optimiser", "rate"]
+__all__ = ["follow", "make_optimiser", "rate"]
 
 
 def make_optimiser(
@@ -67,3 +67,21 @@ def rate(settings: ScheduleSettings, step: int, steps: int) -> float:
     if settings.kind == "step":
         return warm * settings.factor ** sum(done >= milestone for milestone in settings.milestones)
     return warm
+
+
+@torch.no_grad()
+def follow(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """Draw an average of a model's weights, of the same shape, a step of 1 − `decay` towards them.
+
+    >>> average, model = (nn.Linear(1, 1, bias=False) for _ in range(2))
+    >>> average.weight.data.fill_(0), model.weight.data.fill_(1)
+    (tensor([[0.]]), tensor([[1.]]))
+    >>> follow(average, model, decay=0.75)
+    >>> average.weight.data
+    tensor([[0.2500]])
+    """
+    for mean, value in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+        if mean.is_floating_point():
+            mean.lerp_(value, 1 - decay)
+        else:
+            mean.copy_(value)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.sampler import GroupSampler
 from firstpage.models.embedder import Embedder
@@ -22,22 +23,24 @@ __all__ = ["Plan", "make_plan"]
 
 
 class Plan(NamedTuple):
-    """Who is learnt from, in which batches, and by which losses.
+    """Who is learnt from, in which batches, as what the network sees them, and by which losses.
 
     Attributes:
         roles: the catalog's rows by what a run does with them.
         labels: [train] classes of the training rows, numbered anew: proxies and β have no gaps then.
         sampler: of the global batches.
+        augment: from stored pixels to the network's input.
         criteria: the loss of each level.
         memories: the cross-batch memory of each level, or none.
 
     >>> Plan._fields
-    ('roles', 'labels', 'sampler', 'criteria', 'memories')
+    ('roles', 'labels', 'sampler', 'augment', 'criteria', 'memories')
     """
 
     roles: Roles
     labels: Tensor
     sampler: GroupSampler
+    augment: Augment
     criteria: nn.ModuleList
     memories: list[Memory]
 
@@ -75,6 +78,18 @@ def make_plan(
         oversample=recipe.batch.oversample,
         seed=seed,
     )
+    settings = recipe.augment
+    augment = Augment(
+        model.preprocess.size,
+        settings.crop,  # type: ignore[arg-type]
+        settings.scale,
+        settings.ratio,
+        settings.flip,
+        settings.jitter,
+        model.backbone.mean,
+        model.backbone.std,
+        fused=recipe.train.compile,
+    )
     with draws(place, "plan", seed):  # however often it is made, proxies begin alike
         criteria = make_criteria(recipe, model, len(names), len(catalog)).to(place)
     memories = []
@@ -82,4 +97,4 @@ def make_plan(
         check_memory(part, recipe.memory.size, len(roles.train))  # type: ignore[arg-type]
         width = model.dim // len(model.heads)
         memories.append(Memory(recipe.memory.size, width, recipe.memory.start).to(place))
-    return Plan(roles, torch.from_numpy(codes).to(place), sampler, criteria, memories)
+    return Plan(roles, torch.from_numpy(codes).to(place), sampler, augment, criteria, memories)
