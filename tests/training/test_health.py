@@ -16,6 +16,7 @@ from firstpage.data import Catalog
 from firstpage.pairs import Pairs, unit
 from firstpage.training import Recipe, fit, guard, health, loop
 from firstpage.training.draws import draws
+from firstpage.training.reproduce import reproduce
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -189,7 +190,7 @@ def test_weights_that_blow_up_stop_the_run(tmp_path):
     assert 1 <= error.step <= 3
     assert len(error.image_ids) == 12
     assert {row // 6 % 2 for row in error.image_ids} == {1}
-    found = guard.reproduce(error.snapshot)
+    found = reproduce(error.snapshot)
     assert (found.step, found.image_ids) == (error.step, error.image_ids)
     assert found.paths == [f"{row}.png" for row in error.image_ids]
     assert found.where.startswith(("backbone.", "heads."))
@@ -236,7 +237,7 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
         train(tmp_path, f"optimiser.name={optimiser}", device="cuda" if way == "gpu" else "cpu")
     assert caught.value.step == 5
     assert len(losses_seen) == (6 if way == "eager" else 10)
-    found = guard.reproduce(caught.value.snapshot, "cuda" if way == "gpu" else "cpu")
+    found = reproduce(caught.value.snapshot, "cuda" if way == "gpu" else "cpu")
     # The poison is not in the snapshot, the step is: same images, weights and draws, so the same loss.
     assert found.loss == pytest.approx(losses_seen[5], rel=1e-3 if way == "gpu" else 0, abs=0)
     assert math.isfinite(found.gradient_norm)

@@ -18,9 +18,9 @@ from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
 from firstpage.models.settings import ModelSettings
-from firstpage.training.recipe import TrainSettings
 from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
+from firstpage.training.settings import TrainSettings
 from firstpage.training.splits import Search, assign, searched
 
 __all__ = ["Subject"]

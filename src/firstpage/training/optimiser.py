@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from firstpage.models.embedder import Embedder
-from firstpage.training.recipe import OptimiserSettings, ScheduleSettings
+from firstpage.training.settings import OptimiserSettings, ScheduleSettings
 
 __all__ = ["follow", "make_optimiser", "rate"]
 

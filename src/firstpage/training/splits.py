@@ -13,7 +13,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.training.ranks import Ranks
-from firstpage.training.recipe import TrainSettings
+from firstpage.training.settings import TrainSettings
 
 __all__ = ["Roles", "Search", "assign", "searched"]
 

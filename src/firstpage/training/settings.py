@@ -1,0 +1,196 @@
+"""The sections of a recipe, each checked by itself; `[model]` is `models.settings`, `[loss]` a loss's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "AugmentSettings",
+    "BatchSettings",
+    "MemorySettings",
+    "OptimiserSettings",
+    "ScheduleSettings",
+    "TrainSettings",
+]
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """`[batch]`: what a `GroupSampler` needs, and how much of it is in a network at a time.
+
+    Args:
+        size: images of a batch, over all ranks.
+        images_per_class: most images of one class in it.
+        oversample: repeat images of a class that has too few.
+        chunk: images that each rank's network holds at a time, so that a batch of thousands takes the memory
+            of a few; 0 for all of its share. See `caching.backward`.
+
+    >>> BatchSettings(size=180, images_per_class=3).size
+    180
+    """
+
+    size: int = 128
+    images_per_class: int = 4
+    oversample: bool = False
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunk < 0:
+            raise ValueError(f"batch.chunk={self.chunk}: must not be negative; 0 takes the batch at once")
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """`[memory]`: embeddings of earlier batches as further candidates; see `memory.Memory`.
+
+    Args:
+        size: embeddings kept; 0 for none.
+        start: batches to wait for before they are used.
+
+    >>> MemorySettings(size=16_384).start
+    0
+    """
+
+    size: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("size", self.size), ("start", self.start)):
+            if value < 0:
+                raise ValueError(f"memory.{name}={value}: must not be negative")
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """`[augment]`: what happens to a training image; the crop's side is the model's.
+
+    >>> AugmentSettings(crop="random").flip
+    0.5
+    """
+
+    crop: str = "resized"
+    scale: tuple[float, float] = (0.16, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """`[optimiser]`: one rate for the backbone, multiples of it for new parts.
+
+    Args:
+        name: `adamw`, `adam` or `sgd`.
+        lr: rate of the backbone.
+        head: the head's rate, as a multiple of it.
+        loss: the rate of the loss's own parameters (β, proxies), as a multiple of it.
+        weight_decay: not applied to biases, norms and the loss's parameters.
+        momentum: of SGD.
+        betas: of Adam.
+        eps: of Adam.
+        clip: greatest norm of the gradient; 0 leaves it.
+
+    >>> OptimiserSettings(lr=1e-4).head
+    10.0
+    """
+
+    name: str = "adamw"
+    lr: float = 1e-5
+    head: float = 10.0
+    loss: float = 10.0
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in ("adamw", "adam", "sgd"):
+            raise ValueError(f"optimiser.name={self.name!r}: choose one of adamw, adam, sgd")
+        if not self.lr > 0:
+            raise ValueError(f"optimiser.lr={self.lr}: must be positive")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """`[schedule]`: how long, and how the rates change.
+
+    Args:
+        epochs: passes over the training images.
+        kind: `step` (times `factor` at each milestone), `cosine` (down to 0) or `constant`.
+        milestones: shares of all epochs at which a step falls.
+        factor: of a step.
+        warmup: epochs of linear warm-up.
+        head_epochs: epochs at the start in which only the head and the loss learn.
+
+    >>> ScheduleSettings(kind="cosine").epochs
+    15
+    """
+
+    epochs: int = 15
+    kind: str = "step"
+    milestones: tuple[float, ...] = (0.6, 0.85)
+    factor: float = 0.1
+    warmup: float = 0.0
+    head_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("step", "cosine", "constant"):
+            raise ValueError(f"schedule.kind={self.kind!r}: choose one of step, cosine, constant")
+        if self.epochs < 1:
+            raise ValueError(f"schedule.epochs={self.epochs}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """`[train]`: everything else.
+
+    Args:
+        seed: of weights, batches, augmentation and draws.
+        protocol: `paper` selects the best epoch on the test classes, as the papers did; `fair` on classes
+            held out from training, and touches the test classes once, at the end.
+        fold: which of the `folds` holds the classes held out (`fair`).
+        folds: into how many parts the training classes are cut (`fair`).
+        precision: `bf16` or `fp32`; `auto` is bf16 on a GPU.
+        compile: `torch.compile` network, augmentation and loss; a minute at the start, then twice the pace.
+        sync_batch_norm: let batch norms that learn take the statistics of all ranks' images.
+        ema: decay of an average of the weights that is evaluated and saved; 0 for none.
+        evaluate_every: epochs between evaluations.
+        evaluate_steps: steps between evaluations, in place of epochs; 0 goes by epochs.
+        patience: evaluations without a better one before stopping early; 0 never stops.
+        checkpoint_every: minutes between checkpoints, from which a killed run goes on; 0 for every step.
+
+    >>> TrainSettings(protocol="fair").folds
+    5
+    """
+
+    seed: int = 0
+    protocol: str = "paper"
+    fold: int = 0
+    folds: int = 5
+    precision: str = "auto"
+    compile: bool = False
+    sync_batch_norm: bool = False
+    ema: float = 0.0
+    evaluate_every: int = 1
+    evaluate_steps: int = 0
+    patience: int = 0
+    checkpoint_every: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("protocol", self.protocol, ("paper", "fair")),
+            ("precision", self.precision, ("auto", "bf16", "fp32")),
+        ):
+            if value not in known:
+                raise ValueError(f"train.{name}={value!r}: choose one of {', '.join(known)}")
+        if not 0 <= self.fold < self.folds:
+            raise ValueError(f"train.fold={self.fold}: must lie in 0..{self.folds - 1}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
+        if self.evaluate_every < 1:
+            raise ValueError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
+        if self.evaluate_steps < 0:
+            raise ValueError(f"train.evaluate_steps={self.evaluate_steps}: must not be negative")
+        if not self.checkpoint_every >= 0:
+            raise ValueError(f"train.checkpoint_every={self.checkpoint_every}: minutes, 0 or more")
