@@ -38,13 +38,14 @@ class Search:
         labels: NDArray[np.int64],
         ranks: Ranks = Ranks(),  # noqa: B008
     ) -> dict[str, float]:
-        """The model's figures in this test, by name; each rank embeds its share of the images."""
+        """The model's figures in this test, by name; each rank embeds and searches its share."""
 
         def part(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
             return ranks.embed(model, pixels, rows), torch.from_numpy(labels[rows]).to(model.device)
 
         gallery = part(self.gallery) if self.gallery is not None else ()
-        return ranks.told(evaluate(*part(self.queries), *gallery).row())
+        found = evaluate(*part(self.queries), *gallery, shared=ranks.world > 1)
+        return ranks.told(found.row())
 
 
 @dataclass(frozen=True, eq=False)
