@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Self
 
 import torch
@@ -15,6 +16,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _TRIES = 10  # boxes drawn for a resized crop before it falls back to the centre, as torchvision does
+_AHEAD = 16  # steps that are planned at a time
 _GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's
 
 
@@ -24,7 +26,7 @@ class Augment:
 
     Every sample gets its own crop, flip and colours. They are drawn on the CPU from `(seed, step)` and the
     sample's place in the batch, so CPU and GPU agree, a step can be repeated exactly, and no random state
-    has to be saved. The draws travel to the device in one small asynchronous copy: nothing waits.
+    has to be saved. Those of a few steps travel to the device in one small asynchronous copy: nothing waits.
 
     Crops:
 
@@ -157,33 +159,51 @@ class Augment:
             seed, step = 0, 0  # what is drawn is not used
         if seed is None or step is None:
             raise ValueError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
-        draws = _uniform(seed, step, first, batch)
-        tries = draws[:, 7:].reshape(batch, 2, _TRIES)
-        if self.crop == "resized":
-            box = _boxes(tries, draws[:, :2], height, width, self.scale, self.ratio)
-        elif self.crop == "random":
-            room = torch.tensor([height - self.size + 1, width - self.size + 1])
-            box = F.pad(draws[:, :2] * room, (0, 2), value=self.size).floor()
-        else:
-            middle = [_middle(height, self.size), _middle(width, self.size), self.size, self.size]
-            box = torch.tensor(middle).expand(batch, 4)
-        strength = torch.tensor(self.jitter, dtype=draws.dtype)
-        low, high = (1 - strength).clamp(min=0), 1 + strength
-        low[3], high[3] = -strength[3], strength[3]
-        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-        parts = {
-            "box": box,
-            "flip": draws[:, 2:3] < self.flip,
-            "jitter": low + draws[:, 3:7] * (high - low),
-            "gain": (1 / (255 * std)).expand(batch, 3),
-            "bias": (-mean / std).expand(batch, 3),
-        }
-        packed = torch.cat([part.float() for part in parts.values()], dim=1)
-        if pixels.is_cuda:
-            packed = packed.pin_memory()  # or the copy would make the host wait
-        widths = [part.shape[1] for part in parts.values()]
-        moved = packed.to(pixels.device, non_blocking=True).split_with_sizes(widths, dim=1)
-        return dict(zip(parts, moved, strict=True))
+        block = _planned(self, seed, step // _AHEAD, first, batch, height, width, pixels.device)
+        return {name: parts[step % _AHEAD] for name, parts in block.items()}
+
+
+@lru_cache(maxsize=64)
+def _planned(
+    augment: Augment,
+    seed: int,
+    block: int,
+    first: int,
+    batch: int,
+    height: int,
+    width: int,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Plans `[_AHEAD, B, …]` of a block of steps: many small operations are paid for once."""
+    steps = range(block * _AHEAD, (block + 1) * _AHEAD)
+    draws = torch.cat([_uniform(seed, step, first, batch) for step in steps])
+    rows = len(draws)
+    tries = draws[:, 7:].reshape(rows, 2, _TRIES)
+    if augment.crop == "resized":
+        box = _boxes(tries, draws[:, :2], height, width, augment.scale, augment.ratio)
+    elif augment.crop == "random":
+        room = torch.tensor([height - augment.size + 1, width - augment.size + 1])
+        box = F.pad(draws[:, :2] * room, (0, 2), value=augment.size).floor()
+    else:
+        middle = [_middle(height, augment.size), _middle(width, augment.size), augment.size, augment.size]
+        box = torch.tensor(middle).expand(rows, 4)
+    strength = torch.tensor(augment.jitter, dtype=draws.dtype)
+    low, high = (1 - strength).clamp(min=0), 1 + strength
+    low[3], high[3] = -strength[3], strength[3]
+    mean, std = torch.tensor(augment.mean), torch.tensor(augment.std)
+    parts = {
+        "box": box,
+        "flip": draws[:, 2:3] < augment.flip,
+        "jitter": low + draws[:, 3:7] * (high - low),
+        "gain": (1 / (255 * std)).expand(rows, 3),
+        "bias": (-mean / std).expand(rows, 3),
+    }
+    packed = torch.cat([part.float() for part in parts.values()], dim=1)
+    if device.type == "cuda":
+        packed = packed.pin_memory()  # or the copy would make the host wait
+    widths = [part.shape[1] for part in parts.values()]
+    moved = packed.to(device, non_blocking=True).view(_AHEAD, batch, sum(widths))
+    return dict(zip(parts, moved.split_with_sizes(widths, dim=2), strict=True))
 
 
 def _require(holds: bool, name: str, value: object, remedy: str) -> None:
