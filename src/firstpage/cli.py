@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
             error.show()
             sys.exit(2)
         where = error.ctx.command_path if error.ctx else "firstpage"
-        said = f"{error.format_message().rstrip('.')}; see {where} --help"
+        said = f"{error.format_message().rstrip('.?')}; see {where} --help"
     except (ValueError, OSError, ImportError) as error:
         said = str(error)
     typer.echo(f"firstpage: {' '.join(said.split())}", err=True)

@@ -30,7 +30,7 @@ __all__ = ["page", "report", "write"]
 _FIGURES = tag(
     "p",
     "Percentages over the queries that have something to find. An interval holds the figure in 95 of 100 "
-    "draws of other queries, or of other classes: the wider one, and for classes never seen the honest one.",
+    "draws of other queries, or of other classes: for classes never seen the honest one, given some dozens.",
     class_="note",
 )
 _DIFFERENT = tag(
