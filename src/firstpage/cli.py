@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from firstpage import durable
+
+_UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -96,13 +100,16 @@ def _evaluate(
     """Measure a model on its test images: figures with 95 % intervals, worst classes, confused classes."""
     from firstpage.report import Subject, measure
 
+    if out is not None:
+        durable.check(out)
     opened = Subject.open(subject, data, protocol=protocol, device=device, cache=cache)
     measured = measure(opened, clustering=clustering)
     text = measured.json() if as_json else measured.text(every_class)
     if out is None:
         typer.echo(text)
     else:
-        out.write_text(f"{text}\n", encoding="utf-8")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(out, f"{text}\n".encode())
 
 
 @app.command("report")
@@ -175,7 +182,14 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: 2
     """
     try:
-        app(arguments)
+        sys.exit(app(arguments, standalone_mode=False) or 0)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # what a person types who wants to see the commands
+            error.show()
+            sys.exit(2)
+        where = error.ctx.command_path if error.ctx else "firstpage"
+        said = f"{error.format_message().rstrip('.?')}; see {where} --help"
     except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"firstpage: {' '.join(str(error).split())}", err=True)
-        sys.exit(2)
+        said = str(error)
+    typer.echo(f"firstpage: {' '.join(said.split())}", err=True)
+    sys.exit(2)

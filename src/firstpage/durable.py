@@ -6,9 +6,30 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["FULL", "write"]
+__all__ = ["FULL", "check", "write"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota or a limit has no room left
+
+
+def check(path: str | os.PathLike[str]) -> Path:
+    """Refuse a path that no file can be written to, before minutes are spent on what shall be in it.
+
+    Raises:
+        ValueError: it is a folder, or one of its parents is a file.
+
+    >>> check(".")
+    Traceback (most recent call last):
+    ValueError: .: is a folder: name a file in it
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(f"{path}: is a folder: name a file in it")
+    there = next(parent for parent in target.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise ValueError(f"{path}: {there} is a file, not a folder: name another place")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"{path}: nothing can be written in {there}: name another place")
+    return target
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Drawing by name into files, the look of it, and that nothing global is touched."""
 
+import json
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from firstpage.data import read
 from firstpage.evaluation import evaluate
 from firstpage.models import Embedder
 from firstpage.training import Recipe
+from firstpage.training.run import fingerprint
+from firstpage.training.splits import assign
 
 THEORY = ["sphere-density", "gradient-variance", "sampled-negatives", "loss-shapes"]
 RUNS = ["training", "training-triplets", "group-size"]
@@ -124,7 +127,7 @@ def test_a_model_embeds_the_dataset_first(dataset, tmp_path, monkeypatch):
     catalog, _ = dataset
     model = Embedder.create(backbone="small", dim=4, stored=16, crop=16)
     model.save(tmp_path / "run" / "best")
-    with pytest.raises(ValueError, match=r"is a model: name the dataset that it shall embed"):
+    with pytest.raises(ValueError, match=r"is no run: name the dataset that it shall embed"):
         figures.read_embedded(tmp_path / "run")
     found = figures.read_embedded(tmp_path / "run", catalog)
     assert found.rows.tolist() == list(range(24))
@@ -132,6 +135,32 @@ def test_a_model_embeds_the_dataset_first(dataset, tmp_path, monkeypatch):
     assert found.embeddings.shape == (24, 4)
     same = found.embeddings[found.labels == 3]
     assert torch.allclose(same, same[:1].expand_as(same), atol=1e-5)  # pictures of a class are alike here
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "set"
+    for number in range(20):
+        (root / f"{number // 4}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (12 * number, 90, 9)).save(root / f"{number // 4}" / f"{number}.png")
+    table = tmp_path / "birds.csv"
+    table.write_text("path,label\n" + "".join(f"set/{n // 4}/{n}.png,{n // 4}\n" for n in range(20)))
+    (tmp_path / "other.csv").write_text("path,label\nset/0/0.png,a\n")
+    catalog = read(str(root if kind == "folder" else table))
+    Embedder.create(backbone="small", dim=4, stored=16, crop=16).save(tmp_path / "run" / "best")
+    (tmp_path / "run" / "recipe.toml").write_text(Recipe().toml())
+    about = {"name": kind, "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
+    roles = assign(catalog, np.ones(20, bool), Recipe().train)
+    found = figures.read_embedded(tmp_path / "run")
+    assert found.part("test").rows.tolist() == roles.test.queries.tolist()
+    assert found.part("train").rows.tolist() == roles.train.tolist()
+    assert len(found.part("test").rows) == 4
+    (root / "0" / "0.png").rename(root / "0" / "moved.png")
+    table.unlink()
+    with pytest.raises(FileNotFoundError, match=r"cannot be found as it was: name it by --data"):
+        figures.read_embedded(tmp_path / "run")
 
 
 def test_a_dataset_without_splits_is_shown_whole(tmp_path):

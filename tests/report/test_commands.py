@@ -18,7 +18,7 @@ def test_evaluate_prints_figures_intervals_classes_and_confusions(capsys, runs):
     before = sorted(path for path in (runs / "one").rglob("*"))
     code, out, _ = run(capsys, "evaluate", runs / "one", "--cache", runs / "cache")
     assert code == 0
-    assert out.startswith("one on folder: 36 queries among one another, 6 classes, paper protocol\n")
+    assert out.startswith("one on stripes: 36 queries among one another, 6 classes, paper protocol\n")
     for word in ("P@1 ", "MAP@R ", "mAP ", "AUC ", "95 % over queries", "clusters  NMI", "worst classes"):
         assert word in out
     assert "1 queries have no image to find" in out
@@ -42,9 +42,9 @@ def test_evaluate_as_json_says_the_same(capsys, runs, tmp_path):
     wrong = sum(pair["count"] for pair in found["confusions"])
     assert wrong <= round(36 * (1 - reported["P@1"] / 100))
     assert {pair["query"] for pair in found["confusions"]} <= {row["class"] for row in found["classes"]}
-    code, printed, _ = run(capsys, *arguments, "--out", tmp_path / "figures.json")
+    code, printed, _ = run(capsys, *arguments, "--out", tmp_path / "new folder" / "figures.json")
     assert (code, printed) == (0, "")
-    assert json.loads((tmp_path / "figures.json").read_text()) == found
+    assert json.loads((tmp_path / "new folder" / "figures.json").read_text()) == found
 
 
 def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
@@ -77,6 +77,11 @@ def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
         (["evaluate", "{runs}/one/best"], "name it by --data"),
         (["report", "{runs}/one", "nowhere"], "nowhere: no saved embedder there"),
         (["report", "{runs}/one", "{runs}/one"], "the same folder twice"),
+        (["report", "{runs}/one", "--out", "{runs}"], "is a folder: name a file in it"),
+        (["evaluate", "{runs}/one", "--out", "{runs}/one/run.json/x"], "is a file, not a folder"),
+        (["embed", "{runs}/one", "glyphs", "{runs}"], "is a folder: name a file in it"),
+        (["evaluate"], "Missing argument 'subject'; see "),
+        (["evaluate", "{runs}/one", "--jsn"], "No such option: --jsn"),
         (["figures", "sphere"], "no such name"),
         (["figures", "training", "nowhere"], "nowhere: no run folder"),
     ],

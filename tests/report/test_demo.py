@@ -17,5 +17,5 @@ def test_it_trains_and_leaves_a_picture_and_a_report(tmp_path, monkeypatch):
     assert f"everything else in {tmp_path / 'run' / 'report.html'}" in said
     assert Image.open(tmp_path / "run" / "first-page.png").width > 500
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "568 queries of 284 glyphs classes" in page
+    assert "568 queries of 284 classes of glyphs" in page
     assert len(page) < 5_000_000

@@ -1,5 +1,6 @@
 """The page: what is in it, that text stays text, and how it looks in a real browser."""
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -124,10 +125,25 @@ def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tm
     assert text.count('class="query"') == count
     assert "one: 36 queries" in text
     assert f"two: {measured['two'].retrieval.queries} queries" in text
+    assert "not tested on the same images" in text
+    assert "P@1 of the test in training, %" in text  # the second run's own test was another
+    assert 'class="best"' not in text  # nobody wins who ran another race
 
 
 def _picked(measured):
     return pick(measured.retrieval.per_query["mAP"], measured.retrieval.labels, 4)
+
+
+def test_a_run_that_was_killed_says_so(runs, tmp_path):
+    shutil.copytree(runs / "one", tmp_path / "killed")
+    about = json.loads((tmp_path / "killed" / "run.json").read_text())
+    del about["result"]
+    (tmp_path / "killed" / "run.json").write_text(json.dumps(about))
+    subject = Subject.open(tmp_path / "killed", cache=runs / "cache", progress=False)
+    text = write({"killed": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
+    last = max(line["step"] for line in subject.record.log)
+    assert f"2 epochs. Not finished: the log ends at step {last}." in text
+    assert "of the test in training" not in text
 
 
 def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):

@@ -110,6 +110,7 @@ def test_pairs_are_verified_where_the_data_has_some(runs, stripes):
     auc = ((true[:, None] > false).double() + 0.5 * (true[:, None] == false).double()).mean()
     assert measured.verification.auc == pytest.approx(100 * auc.item(), abs=1e-6)
     assert "pairs     accuracy" in measured.text()
+    assert max(map(len, measured.text(every_class=True).splitlines())) <= 80
 
 
 def test_an_image_that_cannot_be_read_is_left_out(runs, stripes, tmp_path):
@@ -142,7 +143,7 @@ def test_a_record_tells_its_series_and_facts(runs):
     assert "warning" not in series
     found = facts(record)
     assert found["Loss"] == "batch-all"
-    assert found["Data"] == "folder, 109 images"
+    assert found["Data"] == "stripes, 109 images"
     assert {"Seed", "torch", "Device", "Time in training", "Data fingerprint"} <= set(found)
 
 

@@ -220,6 +220,10 @@ class Catalog:
                     f"split_classes(folds={folds}): must lie in 2..{classes.size}, the classes there are"
                 )
             return [self._tested_on(part) for part in np.array_split(classes, folds)]
+        if classes.size < 2:
+            raise ValueError(
+                f"split_classes(): {self.name!r} has {classes.size} class: it takes two, one to either side"
+            )
         share = 0.5 if test is None else test
         count = round(share * classes.size) if isinstance(share, float) and share < 1 else share
         if not (isinstance(count, int) and 0 < count < classes.size):

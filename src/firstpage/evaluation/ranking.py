@@ -188,7 +188,7 @@ def _ranks(
         size = max(1, _sizes(score).step // similarity.shape[1])
         for rows, positive in zip(torch.split(line, size), torch.split(which, size), strict=True):
             equal = similarity[rows] == score[rows, positive, None]
-            ranks[rows, positive] += (equal & (column < columns[rows, positive, None])).sum(dim=1)
+            ranks[rows, positive] += _true(equal & (column < columns[rows, positive, None]))
     return ranks
 
 

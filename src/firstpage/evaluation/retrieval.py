@@ -33,7 +33,7 @@ class Retrieval:
     | MAP@R | Σ i / r_i over the hits within the first R, divided by R |
     | mAP | average precision over the whole ranking: Σ i / r_i over all positives, divided by R |
     | MRR | 1 / r_1 |
-    | AUC | area under the query's ROC curve: 1 − mean of (r_i − i) / N |
+    | AUC | area under the query's ROC curve: 1 − mean of (r_i − i) / N; ties count as they are ranked |
 
     Attributes:
         per_query: name → [queries] each query's value, in percent.

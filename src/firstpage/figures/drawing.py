@@ -221,9 +221,9 @@ def draw(
 
     `training`, `training-triplets` and `group-size` take run folders. `sphere-density`, `gradient-variance`,
     `sampled-negatives` and `loss-shapes` are theory and take nothing. All others take .npz files of
-    `firstpage embed`, or run folders, whose models embed `data` first. With `data` they show its test images
-    (`class-similarity`: its train images), without it or its splits all that are in the file.
-    `retrieved-lists` and `train-similarity` cannot do without it.
+    `firstpage embed`, or run folders, whose models embed `data` first: the run's own, where it was, if left
+    out. They show its test images (`class-similarity`: its train images); of a file without `data`, or with
+    `data` without splits, all that are in it. `retrieved-lists` and `train-similarity` of a file need `data`.
 
     Args:
         name: one of `names()`.

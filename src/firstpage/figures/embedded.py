@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -84,23 +84,19 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
 
     Args:
         path: the file; or the folder of a run or of a model.
-        catalog: the dataset it was made from, for splits and pictures; what a model shall embed.
+        catalog: the dataset it was made from, for splits and pictures; what a model shall embed: a run's own,
+            where it was, if left out. One without splits is cut by classes, as in training.
 
     Raises:
-        ValueError: it is no such file, or of another dataset.
+        FileNotFoundError: there is no model in the folder, or the run's own data is gone.
+        ValueError: it is no such file, or of another dataset; or a model without its run, and no dataset.
 
     >>> read_embedded("nowhere.npz")
     Traceback (most recent call last):
     ValueError: nowhere.npz: no such file: write one with firstpage embed MODEL DATA nowhere.npz
     """
     if Path(path).is_dir():
-        if catalog is None:
-            raise ValueError(f"{path}: is a model: name the dataset that it shall embed (--data)")
-        from firstpage.models.embed import embed_to_file
-
-        with TemporaryDirectory() as folder:
-            embed_to_file(path, catalog, Path(folder, "all.npz"))
-            return read_embedded(Path(folder, "all.npz"), catalog)
+        return _embed(Path(path), catalog)
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
     try:
@@ -118,3 +114,25 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
             raise ValueError(f"{path}: {strange} is not in {catalog.root}: name the dataset it was made from")
         rows = np.array([place[name] for name in paths.tolist()], np.int64)
     return Embedded(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)), rows, catalog)
+
+
+def _embed(folder: Path, catalog: Catalog | None) -> Embedded:
+    from firstpage.models.embed import embed_to_file
+    from firstpage.training.record import Record
+    from firstpage.training.settings import TrainSettings
+    from firstpage.training.splits import assign
+    from firstpage.training.trained_on import trained_on
+
+    if catalog is None:
+        if not (folder / "run.json").is_file():
+            raise ValueError(f"{folder}: is no run: name the dataset that it shall embed (--data)")
+        catalog = trained_on(Record.read(folder))
+    with TemporaryDirectory() as place:
+        embed_to_file(folder, catalog, Path(place, "all.npz"))
+        whole = read_embedded(Path(place, "all.npz"), catalog)
+    if catalog.splits or whole.rows is None:
+        return whole
+    readable = np.isin(np.arange(len(catalog)), whole.rows)
+    roles = assign(catalog, readable, TrainSettings())
+    splits = {"train": roles.train} | ({} if roles.test is None else {"test": roles.test.queries})
+    return replace(whole, catalog=replace(catalog, splits=splits))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from firstpage import durable
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
@@ -43,12 +44,13 @@ def embed_to_file(
     Traceback (most recent call last):
     FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
     """
+    target: Path = durable.check(path)
     embedder = Embedder.load(model, choose(device))
     framing = embedder.framing
     store = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
     kept = np.flatnonzero(store.ok)
     vectors = embedder.embed(store, rows=kept, progress=progress).numpy()
-    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
         np.savez(

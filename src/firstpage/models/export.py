@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from pathlib import Path
 
 import torch
 
+from firstpage import durable
 from firstpage.models.embedder import Embedder
 
 __all__ = ["export"]
@@ -37,14 +40,19 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
         import onnxscript  # noqa: F401
     except ImportError:
         raise ImportError("export needs onnx and onnxscript: pip install firstpage[onnx]") from None
-    target = Path(path)
+    target = durable.check(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     crop = model.preprocess.size
     images = torch.randn(3, 3, crop, crop, device=model.device)
     was_training = model.training
     model.eval()
     part = target.with_name(f"{target.stem}.part.onnx")
+    registry = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registry.level
+    registry.setLevel(logging.ERROR)  # it misses torchvision, which nothing here needs
     try:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch's own code, to torch
             torch.onnx.export(
                 model,
                 (images,),
@@ -58,6 +66,7 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
             )
             expected = model(images[:2]).cpu()
     finally:
+        registry.setLevel(level)
         model.train(was_training)
     try:
         import onnxruntime

@@ -64,7 +64,10 @@ def curves(runs: Mapping[str, Measured]) -> Html:
         chart(precision, "Precision against recall", "Precision against recall, mean of the queries"),
         chart(roc, "ROC curve", "True against false positives, mean of the queries; dotted: chance"),
     ]
+    other = not all(run.subject.own_data for run in runs.values() if run.subject.record)
     for name, caption in TRAINING.items():
+        if other:  # not the test that the page is about
+            caption = caption.replace("of the test", "of the test in training")
         if name in logged:
             drawn.append(chart(along(logged[name], name), f"{caption} along training", caption))
     return tag("div", *drawn, class_="charts")

@@ -37,7 +37,7 @@ def facts(record: Record) -> dict[str, str]:
         "Best epoch": result.get("epoch"),
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,
-        "Data": f"{data['name']}, {data['images']:,} images" if {"name", "images"} <= set(data) else None,
+        "Data": f"{_called(data)}, {data['images']:,} images" if {"name", "images"} <= set(data) else None,
         "Data fingerprint": str(data["fingerprint"])[:16] if "fingerprint" in data else None,
         "Device": about.get("device"),
         "Time in training": _duration(result.get("seconds")),
@@ -94,6 +94,11 @@ def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_plain(part) for part in value)
     return str(value)
+
+
+def _called(data: dict[str, Any]) -> str:
+    """The data set by its kind, a folder of one's own by its name."""
+    return (data["name"] == "folder" and Path(str(data.get("root", ""))).name) or str(data["name"])
 
 
 def _duration(seconds: float | None) -> str | None:

@@ -85,13 +85,18 @@ class Measured:
             for query, found, times in self.retrieval.confusions(count)
         ]
 
+    def counted_classes(self) -> str:
+        """How many classes were searched for, and out of how many where the data did not say which."""
+        held_out = "" if self.subject.catalog.splits else f" of {len(self.subject.catalog.classes):,}"
+        return f"{len(self.classes):,}{held_out} {'class' if len(self.classes) == 1 else 'classes'}"
+
     def headline(self) -> str:
         """What was searched for what, in a line."""
         subject, retrieval = self.subject, self.retrieval
         among = "one another" if subject.gallery is None else f"{len(subject.gallery):,} images"
         return (
-            f"{subject.name} on {subject.catalog.name}: {retrieval.queries:,} queries among {among}, "
-            f"{len(self.classes):,} classes, {subject.protocol} protocol"
+            f"{subject.name} on {subject.data}: {retrieval.queries:,} queries among {among}, "
+            f"{self.counted_classes()}, {subject.protocol} protocol"
         )
 
     def text(self, every_class: bool = False) -> str:
@@ -109,8 +114,10 @@ class Measured:
             lines.append(f"{estimate.name:8}{estimate.value:7.2f}{spans}".rstrip())
         for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
             if part is not None:
-                said = "  ".join(f"{name} {value:.2f}" for name, value in part.row().items())
-                lines += ["", f"{title:8}  {said}"]
+                said = [f"{name} {value:.2f}" for name, value in part.row().items()]
+                lines.append("")
+                for place in range(0, len(said), 4):  # within 80 columns
+                    lines.append(f"{'' if place else title:8}  {'  '.join(said[place : place + 4])}")
         listed = self.classes if every_class else self.classes[:WORST]
         title = "classes, the worst first" if every_class else "worst classes"
         lines += ["", *_table(title, listed)]
@@ -118,7 +125,8 @@ class Measured:
         if confused:
             lines += ["", "most confused (first result of another class)"]
             lines += [
-                f"{pair['count']:6}  {shown(pair['query'])} → {shown(pair['found'])}" for pair in confused
+                f"{pair['count']:6}  {_cut(pair['query'], 34)} → {_cut(pair['found'], 34)}"
+                for pair in confused
             ]
         if self.retrieval.without_positive:
             lines += [
@@ -131,7 +139,7 @@ class Measured:
         """All of it, as JSON."""
         about = {
             "subject": self.subject.name,
-            "data": self.subject.catalog.name,
+            "data": self.subject.data,
             "protocol": self.subject.protocol,
             "queries": self.retrieval.queries,
             "gallery": None if self.subject.gallery is None else len(self.subject.gallery),
@@ -160,7 +168,7 @@ def measure(subject: Subject, *, clustering: bool = True) -> Measured:
     >>> subject = Subject("toy", catalog, Search(np.arange(4)), points)
     >>> measured = measure(subject)
     >>> measured.headline()
-    'toy on toy: 4 queries among one another, 2 classes, paper protocol'
+    'toy on toy: 4 queries among one another, 2 of 2 classes, paper protocol'
     >>> measured.confusions()
     [{'query': 'wren', 'found': 'auk', 'count': 1}]
     >>> measured.estimates["P@1"].value
@@ -196,12 +204,18 @@ def written(span: Span | None) -> str:
     return "" if span is None else f"{span[0]:.1f}–{span[1]:.1f}"
 
 
+def _cut(name: str, width: int) -> str:
+    """A name that leaves its line within 80 columns; the JSON has it whole."""
+    name = shown(name)
+    return name if len(name) <= width else f"{name[: width - 1]}…"
+
+
 def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
     columns = [name for name in BY_CLASS if rows and name in rows[0]]
-    names = [shown(row["class"]) for row in rows]
-    width = max(len(title), min(60, max(map(len, names), default=0)))
+    names = [_cut(row["class"], 39) for row in rows]
+    width = max(len(title), max(map(len, names), default=0))
     lines = [f"{title:{width}}  {'queries':>7}" + "".join(f"{name:>8}" for name in columns)]
     for name, row in zip(names, rows, strict=True):
         figures = "".join(f"{row[name]:8.1f}" for name in columns)
-        lines.append(f"{name:{width}.{width}}  {row['queries']:7,.0f}{figures}")
+        lines.append(f"{name:{width}}  {row['queries']:7,.0f}{figures}")
     return lines

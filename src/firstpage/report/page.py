@@ -22,6 +22,7 @@ from firstpage.report.measure import Measured, measure
 from firstpage.report.pictures import Album
 from firstpage.report.subject import Subject
 from firstpage.report.tables import classes, comparison, metrics, swatch, tiles, what_ran
+from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
 
 __all__ = ["page", "report", "write"]
@@ -29,8 +30,13 @@ __all__ = ["page", "report", "write"]
 _FIGURES = tag(
     "p",
     "Percentages over the queries that have something to find. An interval holds the figure in 95 of 100 "
-    "draws of other queries, or of other classes: the wider one, and for classes never seen the honest one.",
+    "draws of other queries, or of other classes: for classes never seen the honest one, given some dozens.",
     class_="note",
+)
+_DIFFERENT = tag(
+    "p",
+    "These runs were not tested on the same images: their figures say little about which is better.",
+    class_="warning",
 )
 _LISTS = tag(
     "p",
@@ -81,6 +87,7 @@ def report(
     if not runs:
         raise ValueError("runs=[]: name at least one run folder")
     names = _names(runs)
+    target = durable.check(out if out is not None else Path(runs[0], "report.html"))
     for run in runs:
         Embedder.load(run)  # what is no model is said before minutes are spent on the others
     subjects = [
@@ -88,7 +95,6 @@ def report(
         for run in runs
     ]
     measured = [measure(subject, clustering=clustering) for subject in subjects]
-    target = Path(out) if out is not None else Path(runs[0], "report.html")
     return write(dict(zip(names, measured, strict=True)), target)
 
 
@@ -175,7 +181,7 @@ def _tested(measured: Measured) -> str:
         else ""
     )
     return (
-        f"{retrieval.queries:,} queries of {len(measured.classes):,} {subject.catalog.name} classes, "
+        f"{retrieval.queries:,} queries of {measured.counted_classes()} of {subject.data}, "
         f"searching {among}{left}. Protocol: {subject.protocol}."
     )
 
@@ -186,7 +192,13 @@ def _trained(measured: Measured) -> str:
         return ""
     known = facts(record)
     time = f" in {known['Time in training']} on {known['Device']}" if "Time in training" in known else ""
-    return f"Trained with {known['Loss']}: {known['Model']}; {known['Epochs']} epochs{time}."
+    epochs = f"{known['Epochs']} epoch{'s' if known['Epochs'] != '1' else ''}"
+    left = "" if record.result else f" Not finished: the log ends at step {_last(record):,}."
+    return f"Trained with {known['Loss']}: {known['Model']}; {epochs}{time}.{left}"
+
+
+def _last(record: Record) -> int:
+    return int(max((line["step"] for line in record.log), default=0))
 
 
 def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tuple[str, str, list[Html]]]:
@@ -201,10 +213,15 @@ def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tup
             parts.append(draw(measured, album_of[name]))
         return parts
 
-    figures = comparison(runs) if several else metrics(next(iter(runs.values())))
+    differing = _DIFFERENT if len(groups) > 1 else None
+    figures = comparison(runs, ranked=differing is None) if several else metrics(next(iter(runs.values())))
     lists = [part for group, album in zip(groups, albums, strict=True) for part in retrieved(group, album)]
     return [
-        ("figures", "Side by side" if several else "Figures", [_FIGURES, tag("div", figures, class_="card")]),
+        (
+            "figures",
+            "Side by side" if several else "Figures",
+            [_FIGURES, *filter(None, [differing]), tag("div", figures, class_="card")],
+        ),
         ("curves", "Curves", [curves(runs)]),
         ("health", "Health along training", health(runs)),
         ("lists", "Retrieved lists", [_LISTS, *lists]),
@@ -259,4 +276,4 @@ def _names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    raise ValueError(f"runs: {', '.join(map(str, runs))}: the same folder twice")
+    raise ValueError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
 from firstpage.training.settings import TrainSettings
 from firstpage.training.splits import Search, assign, searched
+from firstpage.training.trained_on import trained_on
 
 __all__ = ["Subject"]
 
@@ -99,7 +99,7 @@ class Subject:
         elif data is not None:
             catalog = read(os.fspath(data))
         elif record is not None:
-            catalog = _data_of(record)
+            catalog = trained_on(record)
         else:
             raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
         framing = model.framing
@@ -111,6 +111,11 @@ class Subject:
             gallery = model.embed(pixels, rows=search.gallery, progress=progress).to(model.device)
         name = source.resolve().name
         return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record)
+
+    @property
+    def data(self) -> str:
+        """What the data set is called: by its kind, or a folder of one's own by its name."""
+        return (self.catalog.name == "folder" and self.catalog.root.resolve().name) or self.catalog.name
 
     @property
     def labels(self) -> Tensor:
@@ -146,23 +151,3 @@ def _test(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings
     if test is None or not len(test.queries) or (test.gallery is not None and not len(test.gallery)):
         raise ValueError(f"data: {catalog.name!r} has no test image that can be read")
     return test
-
-
-def _data_of(record: Record) -> Catalog:
-    """The data set a run was trained on, if it is still where it was."""
-    about = record.about.get("data") or {}
-    name, root = str(about.get("name", "")), Path(str(about.get("root", "")))
-    # A catalog's root is where its images are: the annotations may lie one above.
-    places: list[str | Path] = [root, root.parent]
-    for path in [*places, "glyphs"] if name == "glyphs" else places:
-        try:
-            with warnings.catch_warnings():  # said when it was trained
-                warnings.simplefilter("ignore")
-                catalog = read(path, kind=name)
-        except (OSError, ValueError, TypeError, ImportError):
-            continue
-        if fingerprint(catalog) == about.get("fingerprint"):
-            return catalog
-    raise FileNotFoundError(
-        f"{record.folder}: its data ({name} in {root}) cannot be found as it was: name it by --data"
-    )

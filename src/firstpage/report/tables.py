@@ -22,7 +22,9 @@ _MEANINGS = {
     "NMI arithmetic": "the same, arithmetic mean",
     "AMI": "the same, corrected for chance",
     "F1": "pairs in one cluster against pairs of one class",
-    "accuracy": "pairs told apart, mean of the folds",
+    "pairs: accuracy": "pairs judged right, mean of the folds",
+    "pairs: standard error": "of the accuracy, over the folds",
+    "pairs: AUC": "a pair of one class is more alike than one of two",
 }
 
 
@@ -90,8 +92,8 @@ def metrics(measured: Measured) -> Html:
     return _table(head, rows)
 
 
-def comparison(runs: Mapping[str, Measured]) -> Html:
-    """The figures of several runs beside one another, each with its interval, the highest in bold."""
+def comparison(runs: Mapping[str, Measured], ranked: bool = True) -> Html:
+    """The figures of several runs side by side, each with its interval; if ranked, the highest in bold."""
     columns = {name: _all(measured) for name, measured in runs.items()}
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     rows = []
@@ -104,7 +106,8 @@ def comparison(runs: Mapping[str, Measured]) -> Html:
                 cells.append(tag("td", "–", class_="num"))
                 continue
             estimate = values[run]
-            best = "best" if estimate.value == highest and not name.endswith("standard error") else None
+            ahead = ranked and estimate.value == highest and not name.endswith("standard error")
+            best = "best" if ahead else None
             span = tag("span", written(estimate.queries), class_="span") if estimate.queries else None
             value = tag("span", f"{estimate.value:.2f}", class_=best)
             cells.append(tag("td", value, tag("br") if span else None, span, class_="num"))
@@ -123,16 +126,16 @@ def classes(measured: Measured) -> Html:
         "tr",
         tag("th", "Class", scope="col"),
         tag("th", "Queries", scope="col", class_="num"),
-        *(tag("th", name, scope="col", class_="num") for name in columns),
+        *(tag("th", name, scope="col", class_=_column(name)) for name in columns),
     )
 
     def table(count: int) -> Html:
         rows = [
             tag(
                 "tr",
-                tag("th", named(row["class"]), scope="row"),
+                tag("th", named(row["class"]), scope="row", class_="class"),
                 tag("td", f"{row['queries']:,.0f}", class_="num"),
-                *(tag("td", f"{row[name]:.1f}", class_="num") for name in columns),
+                *(tag("td", f"{row[name]:.1f}", class_=_column(name)) for name in columns),
             )
             for row in measured.classes[:count]
         ]
@@ -142,6 +145,10 @@ def classes(measured: Measured) -> Html:
     title = f"All {there:,} classes" if there <= MOST else f"The worst {MOST:,} of {there:,} classes"
     rest = tag("details", tag("summary", title), table(MOST)) if there > WORST else None
     return tag("div", table(WORST), rest, class_="card")
+
+
+def _column(name: str) -> str:
+    return "num wide-only" if name in ("P@5", "R@4") else "num"  # a phone has room for two and the class
 
 
 def what_ran(runs: Mapping[str, Measured]) -> Html:
@@ -221,20 +228,25 @@ def _untrained(measured: Measured) -> dict[str, float]:
 
 
 def _meaning(name: str) -> str:
-    kind, _, count = name.removeprefix("pairs: ").partition("@")
+    kind, _, count = name.partition("@")
     if count.isdigit():
         if count == "1":
             return "first results that are right"
         return f"{'right' if kind == 'P' else 'a right one'} among the first\u00a0{count}"
-    return _MEANINGS.get(name.removeprefix("pairs: "), "")
+    if kind == "pairs: TAR":
+        return f"pairs of one class accepted, with {float(count.removeprefix('FAR=')):.3g} of the others"
+    return _MEANINGS.get(name, "")
 
 
-def _strip(estimate: Estimate, number: int = 0) -> Html:
-    low, high = estimate.queries or (estimate.value, estimate.value)
+def _strip(estimate: Estimate, number: int = 0) -> Html | None:
+    if estimate.name.endswith("standard error"):
+        return None
+    value = max(0.0, estimate.value)  # AMI may fall short of chance
+    low, high = estimate.queries or (value, value)
     return tag(
         "span",
         tag("i", style=f"left: {low:.2f}%; width: {high - low:.2f}%"),
-        tag("b", style=f"left: {estimate.value:.2f}%"),
+        tag("b", style=f"left: {value:.2f}%"),
         class_="strip",
         style=f"--tint: var(--run-{number % RUNS})",
         aria_hidden="true",
