@@ -229,6 +229,22 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("test", "complaint"), [([16], "of 1 class"), (range(16, 24), "no test image has another one")]
+)
+def test_a_test_that_cannot_be_measured_is_told_before_anything_is_written(
+    stripes, tmp_path, test, complaint
+):
+    rows = np.flatnonzero(np.isin(stripes.labels, list(test)))
+    if len(rows) > 8:
+        rows = rows[::8]  # one image of each class
+    splits = {"train": stripes.splits["train"], "test": rows}
+    catalog = Catalog("stripes", stripes.root, stripes.paths, stripes.labels, stripes.classes, splits)
+    with pytest.raises(ValueError, match=complaint):
+        fit(recipe(), catalog, tmp_path / "out", cache=tmp_path / "cache", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_train_embed_and_export_from_the_command_line(tmp_path, capsys, monkeypatch, stripes):
     monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
     for row in range(0, len(stripes), 2):

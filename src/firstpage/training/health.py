@@ -105,8 +105,8 @@ def values(figures: Mapping[str, Tensor]) -> dict[str, Any]:
 class Watch:
     """Says in words that a run has collapsed, and when it has got over it.
 
-    It has when `collapse` was above 0.98 at five looks one after the other: any two images at a cosine of
-    ±0.99. Networks that start from nothing may begin there, and leave it soon.
+    It has when `collapse` was above 0.98 at five looks one after the other, or at the last of a short run:
+    any two images at a cosine of ±0.99. Networks that start from nothing may begin there, and leave it soon.
 
     >>> watch = Watch()
     >>> [watch.see(step, {"collapse": 0.999, "spread": 0.001}) is None for step in (20, 40, 60, 80)]
@@ -115,6 +115,8 @@ class Watch:
     'step 100: collapsed: any two images are embedded alike (mean cosine 0.999): try a lower optimiser.lr, ...
     >>> watch.see(120, {"collapse": 0.9, "spread": 0.06})
     'step 120: no longer collapsed'
+    >>> Watch().see(20, {"collapse": 0.999, "spread": 0.001}, last=True) is None
+    False
     """
 
     LIMIT, LOOKS = 0.98, 5
@@ -123,11 +125,11 @@ class Watch:
         self.in_a_row = 0
         self.warnings: list[str] = []
 
-    def see(self, step: int, figures: Mapping[str, Any]) -> str | None:
-        """The warning, if this look is the one that gives rise to it."""
+    def see(self, step: int, figures: Mapping[str, Any], last: bool = False) -> str | None:
+        """The warning, if this look is the one that gives rise to it; the last look waits for no more."""
         before, collapsed = self.in_a_row, figures["collapse"] > self.LIMIT
         self.in_a_row = before + 1 if collapsed else 0
-        if self.in_a_row == self.LOOKS:
+        if self.in_a_row == self.LOOKS or (last and 0 < self.in_a_row < self.LOOKS):
             self.warnings.append(
                 f"step {step}: collapsed: any two images are embedded alike (mean cosine "
                 f"{1 - figures['spread']:.3f}): try a lower optimiser.lr, semihard or distance-weighted in "

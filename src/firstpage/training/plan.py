@@ -61,15 +61,18 @@ def make_plan(
         ValueError: the recipe does not fit the data.
 
     >>> from pathlib import Path
-    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> catalog = Catalog("x", Path(), list("abcdefghijklmnopqrst"), np.arange(20) // 2, list("abcdefghij"), {})
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> make_plan(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
-    tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7])
     """
     if recipe.batch.size < world:
         raise ValueError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
     seed, place = recipe.train.seed, model.device
     roles = assign(catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train)
+    for search in (roles.select, roles.test):
+        if search is not None:
+            search.check(catalog.labels)
     names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
     sampler = GroupSampler(
         codes,

@@ -31,6 +31,27 @@ class Search:
     queries: Rows
     gallery: Rows | None = None
 
+    def check(self, labels: NDArray[np.int64]) -> None:
+        """Complain of a test in which nothing could be found, or nothing wrongly.
+
+        >>> Search(np.arange(2)).check(np.array([0, 1]))
+        Traceback (most recent call last):
+        ValueError: data: no test image has another one of its class to find: give the test classes of two ...
+        """
+        searched = labels[self.queries if self.gallery is None else self.gallery]
+        classes, counts = np.unique(searched, return_counts=True)
+        if len(classes) < 2:
+            raise ValueError(
+                f"data: the test searches images of {len(classes)} class: nothing could be found wrongly: "
+                "give it at least two classes"
+            )
+        least = 2 if self.gallery is None else 1  # an image does not find itself
+        if not np.isin(labels[self.queries], classes[counts >= least]).any():
+            raise ValueError(
+                "data: no test image has another one of its class to find: give the test classes of two "
+                "images or more"
+            )
+
     def measure(
         self,
         model: Embedder,
