@@ -2,9 +2,10 @@
 
 One short run is left alone. Then runs of the same recipe are killed with SIGKILL, every third time while a
 checkpoint is being written, and started again until they finish. Each must end in the same bytes: both
-models, the log, and the result but for its times.
+models, the log, and the result but for its times. With ranks, torchrun starts them, one of them or torchrun
+itself is killed, and the whole job must end within a minute.
 
-Run: PYTHONPATH=src python benchmarks/kill.py [--kills 30] [--seed 0]
+Run: PYTHONPATH=src python benchmarks/kill.py [--kills 30] [--seed 0] [--ranks 1] [--set batch.chunk=8 ...]
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -54,15 +56,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], help="section.key=value; repeatable")
     options = parser.parse_args()
     lots = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         draw(folder / "pictures")
         (folder / "short.toml").write_text(RECIPE)
-        start(folder, "warm").join()  # its pixels are decoded then
+        start(folder, "warm", options).join()  # its pixels are decoded then
         begin = time.perf_counter()
-        start(folder, "unbroken").join()
+        unbroken = start(folder, "unbroken", options)
+        unbroken.join()
+        if unbroken.exitcode:
+            sys.exit(f"the unbroken run ended with exit code {unbroken.exitcode}")
         seconds = time.perf_counter() - begin
         expected = contents(folder / "unbroken")
         print(f"unbroken: {seconds:.1f} s, {len(expected)} files, {digest(expected)}", flush=True)
@@ -73,12 +80,11 @@ def main() -> None:
             planned = lots.randint(1, 3)
             while True:
                 begin, fresh = time.perf_counter(), not (folder / name).exists()
-                process = start(folder, name)
+                process = start(folder, name, options)
                 if planned and kills < options.kills:
                     wait(process, folder / name, lots.uniform(0, seconds), writing=kills % 3 == 2)
                     if process.is_alive():
-                        process.kill()
-                        process.join()
+                        kill(process, lots)
                         kills, planned = kills + 1, planned - 1
                         part = any(folder.joinpath(name).rglob("*.part"))
                         inside += part
@@ -113,17 +119,17 @@ def draw(folder: Path) -> None:
             image.save(folder / f"{label:02d}" / f"{number}.png")
 
 
-def start(folder: Path, name: str) -> multiprocessing.process.BaseProcess:
+def start(folder: Path, name: str, options: argparse.Namespace) -> multiprocessing.process.BaseProcess:
     """The command, in a process of its own; a server that has torch already makes it, to save time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["firstpage.training", "firstpage.cli"])
-    process = context.Process(target=command, args=(folder, name))
+    process = context.Process(target=command, args=(folder, name, options))
     process.start()
     return process
 
 
-def command(folder: Path, name: str) -> None:
-    """`firstpage train`, quietly."""
+def command(folder: Path, name: str, options: argparse.Namespace) -> None:
+    """`firstpage train`, quietly; with ranks, this process becomes torchrun."""
     from firstpage import cli
 
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -131,7 +137,22 @@ def command(folder: Path, name: str) -> None:
     os.dup2(nowhere, 2)
     out, data, cache = folder / name, folder / "pictures", folder / "cache"
     recipe = str(folder / "short.toml")
-    cli.main(["train", recipe, f"--data={data}", f"--out={out}", f"--cache={cache}", "--device=cpu"])
+    train = ["train", recipe, f"--data={data}", f"--out={out}", f"--cache={cache}", "--device=cpu"]
+    train += [f"--set={change}" for change in options.set]
+    if options.ranks > 1:
+        ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}"]
+        os.execv(sys.executable, [sys.executable, "-m", *ranks, "-m", "firstpage", *train])
+    cli.main(train)
+
+
+def kill(process: multiprocessing.process.BaseProcess, lots: random.Random) -> None:
+    """Kill it, or one of the ranks it has started, and wait for the end of all."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    ranks = [int(rank) for rank in children.read_text().split()]
+    os.kill(lots.choice([process.pid, *ranks]), signal.SIGKILL)
+    process.join(60)
+    if process.is_alive():
+        sys.exit(f"a minute after one of {ranks} was killed the job goes on")
 
 
 def wait(process: multiprocessing.process.BaseProcess, run: Path, seconds: float, writing: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from firstpage.data import Catalog
-from firstpage.training import Recipe, fit
+from firstpage.training import Recipe, fit, ranks
+from firstpage.training.reproduce import reproduce
 
 IMAGES = 90
 
@@ -62,9 +64,42 @@ def losses_of(folder):
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def one_rank(rank, world, port, folder, changes):
+def one_rank(rank, world, port, folder, changes, lives):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    torch.save(trained(folder / "run", *changes), folder / f"{rank}.pt")
+    ranks.GRACE = 0.0
+    if lives is not None:
+        step = torch.optim.SGD.step
+        left = iter(range(lives))
+
+        def deadly(*arguments):
+            if rank == 1 and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(*arguments)
+
+        torch.optim.SGD.step = deadly
+    try:
+        torch.save(trained(folder / "run", *changes), folder / f"{rank}.pt")
+    except (RuntimeError, ValueError) as error:
+        (folder / f"{rank}.txt").write_text(str(error))
+        raise SystemExit(3) from None
+
+
+def job(world, folder, *changes, lives=None):
+    """The exit codes of a job's ranks; the second is killed before a step of it, if asked for."""
+    folder.mkdir(exist_ok=True)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "firstpage.training"])
+    processes = [
+        context.Process(target=one_rank, args=(rank, world, port, folder, changes, lives), daemon=True)
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    return [process.exitcode for process in processes]
 
 
 @pytest.fixture(scope="module")
@@ -88,26 +123,52 @@ def test_a_memory_changes_the_loss_once_it_is_full(plain):
 def test_three_ranks_with_memory_and_chunks(plain, tmp_path):
     """20 images over three ranks: shares of 6, 7 and 7."""
     wanted, wanted_losses = plain["memory.size=40",]
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "firstpage.training"])
-    changes = ("memory.size=40", "batch.chunk=4")
-    processes = [
-        context.Process(target=one_rank, args=(rank, 3, port, tmp_path, changes), daemon=True)
-        for rank in range(3)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert job(3, tmp_path, "memory.size=40", "batch.chunk=4") == [0, 0, 0]
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for other in found:
         assert other["figures"] == found[0]["figures"]
         assert all(torch.equal(other["weights"][name], value) for name, value in found[0]["weights"].items())
     torch.testing.assert_close(found[0]["weights"], wanted["weights"], rtol=1e-3, atol=1e-5)
     assert losses_of(tmp_path / "run") == pytest.approx(wanted_losses, rel=1e-4)
+
+
+EVERYTHING = (
+    "model.freeze_batch_norm=false",
+    "model.head=multilevel",
+    "memory.size=40",
+    "batch.chunk=4",
+    "train.evaluate_steps=4",
+    "train.checkpoint_every=0",
+)
+
+
+def test_a_rank_that_is_killed_ends_the_job_and_the_same_job_goes_on(tmp_path):
+    assert job(2, tmp_path / "unbroken", *EVERYTHING) == [0, 0]
+    assert job(2, tmp_path / "broken", *EVERYTHING, lives=5) == [3, -signal.SIGKILL]
+    assert (tmp_path / "broken" / "0.txt").read_text().startswith("another rank is gone: its own error says")
+    kept = sorted((tmp_path / "broken" / "run" / "checkpoint").iterdir())
+    assert kept[-1].name == "step-000000006.safetensors"  # the others end with the step
+    assert job(2, tmp_path / "broken", *EVERYTHING) == [0, 0]
+    for name in ("best/model.safetensors", "last/model.safetensors", "log.jsonl"):
+        unbroken, broken = (tmp_path / which / "run" / name for which in ("unbroken", "broken"))
+        assert unbroken.read_bytes() == broken.read_bytes()
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(plain, tmp_path):
+    assert job(2, tmp_path, "train.checkpoint_every=0", "memory.size=40", lives=5) == [3, -signal.SIGKILL]
+    found = trained(tmp_path / "run", "train.checkpoint_every=0", "memory.size=40")
+    wanted, wanted_losses = plain["memory.size=40",]
+    torch.testing.assert_close(found["weights"], wanted["weights"], rtol=1e-3, atol=1e-5)
+    assert losses_of(tmp_path / "run") == pytest.approx(wanted_losses, rel=1e-4)
+
+
+def test_of_many_ranks_the_first_tells_of_a_nan_and_keeps_it(tmp_path):
+    assert job(2, tmp_path, "optimiser.lr=1e30", "optimiser.clip=0.0") == [3, 3]
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+    assert said[0].startswith("after step 1: NaN or infinity on images ")
+    assert said[1].startswith("another rank is gone: its own error says why")
+    found = reproduce(tmp_path / "run" / "not-finite.safetensors")
+    assert found.where is not None
 
 
 def test_settings_that_cannot_be():

@@ -214,8 +214,14 @@ def _poisoned(monkeypatch):
 
 @pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("way", ["eager", "deferred", pytest.param("gpu", marks=needs_gpu)])
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, optimiser):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["optimiser.name=adamw"],
+        ["optimiser.name=sgd", "memory.size=24", "batch.chunk=5"],  # used since the third step
+    ],
+)
+def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, changes):
     """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
     losses_seen, original, make = [], guard.Guard.end, loop.make_optimiser
 
@@ -234,7 +240,7 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
         monkeypatch.setattr(loop, "make_optimiser", fused)
         monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=False))
     with pytest.raises(guard.NotFiniteError) as caught:
-        train(tmp_path, f"optimiser.name={optimiser}", device="cuda" if way == "gpu" else "cpu")
+        train(tmp_path, *changes, device="cuda" if way == "gpu" else "cpu")
     assert caught.value.step == 5
     assert len(losses_seen) == (6 if way == "eager" else 10)
     found = reproduce(caught.value.snapshot, "cuda" if way == "gpu" else "cpu")

@@ -227,6 +227,27 @@ def test_a_failing_rank_ends_the_job_with_its_own_error(tmp_path):
     assert "ValueError: loss.k=0: k must be at least 1" in summary
 
 
+WAITING = """
+    import time, torch
+    from firstpage.training.ranks import started
+    with started(torch.device("cpu")) as ranks:
+        ranks.wait()
+        if ranks.first:
+            print("all are here", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_ranks_do_not_outlive_torchrun(tmp_path):
+    script = tmp_path / "waiting.py"
+    script.write_text(textwrap.dedent(WAITING))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "all are here\n"
+        process.kill()
+        process.communicate(timeout=30)  # the ranks have it open too, until they end
+
+
 def test_synchronised_batch_norm_needs_gpus():
     with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch has it on GPUs only"):
         sync_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))

@@ -15,8 +15,9 @@ import torch
 from firstpage import durable
 from firstpage.data import Catalog
 from firstpage.training import Recipe, fit, loop
-from firstpage.training.checkpoint import Checkpoints
+from firstpage.training.checkpoint import Checkpoints, read_state, write_state
 from firstpage.training.health import Watch
+from firstpage.training.run import Run
 
 
 class Noise:
@@ -48,12 +49,14 @@ RECIPES = {  # each has another kind of state to lose
     "margin": [
         "loss.name=margin",
         "loss.classes=true",
+        "model.head=multilevel",
         "memory.size=32",
+        "batch.chunk=6",
         "train.ema=0.8",
         "schedule.head_epochs=1",
     ],
     "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5", "batch.chunk=8"],
-    "patience": ["optimiser.lr=1e-12", "train.evaluate_every=1", "train.patience=2"],  # stops after step 8
+    "patience": ["optimiser.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
 }
 
 
@@ -142,7 +145,7 @@ def unbroken(tmp_path_factory):
         # before the first checkpoint; between a checkpoint's being whole and having its name
         ("proxies", [("SGD", 2), ("replace", 6), ("SGD", 8)]),
         # after an evaluation that was no better
-        ("patience", [("AdamW", 7)]),
+        ("patience", [("AdamW", 5)]),
     ],
 )
 def test_a_killed_run_ends_in_the_same_bytes(unbroken, tmp_path, name, deaths):
@@ -177,6 +180,50 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(unbroken, tmp_path, h
     assert contents(tmp_path) == unbroken["margin"][2]
 
 
+def test_without_a_sound_checkpoint_it_starts_anew(unbroken, tmp_path):
+    assert child(train_until, tmp_path, RECIPES["patience"], "AdamW", 5) == -signal.SIGKILL
+    (path,) = (tmp_path / "checkpoint").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="step-000000003.safetensors is damaged: .*: starting anew"):
+        train(tmp_path, *RECIPES["patience"])
+    assert contents(tmp_path) == unbroken["patience"][2]
+
+
+@pytest.mark.parametrize("part", ["memories", "model"])
+def test_a_checkpoint_of_another_version_is_left_alone(tmp_path, part):
+    assert child(train_until, tmp_path, RECIPES["patience"], "AdamW", 5) == -signal.SIGKILL
+    (path,) = (tmp_path / "checkpoint").iterdir()
+    state = read_state(path)
+    state["parts"][f"old-{part}"] = state["parts"].pop(part)
+    if part == "model":
+        state["parts"]["model"] = {"weight": torch.ones(1)}
+    write_state(path, state)
+    with pytest.raises(ValueError, match=r"checkpoint: does not fit, .*: give another --out, or") as caught:
+        train(tmp_path, *RECIPES["patience"])
+    assert "\n" not in str(caught.value)
+    assert path.exists()
+
+
+def test_the_evaluations_of_a_run_fall_where_they_should(unbroken):
+    lines = [json.loads(line) for line in (unbroken["patience"][0] / "log.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["epoch"]) for line in lines if "P@1" in line] == [(0, 0), (3, 1), (6, 2)]
+
+
+def test_two_processes_do_not_share_a_folder(unbroken, tmp_path, monkeypatch):
+    monkeypatch.setattr("firstpage.training.run.PATIENCE", 0.2)
+    chosen, catalog = recipe(*RECIPES["margin"]), Noise().catalog()
+    with Run(tmp_path) as other:
+        other.claim(chosen, catalog)
+        with pytest.raises(ValueError, match=r": another process trains in it: wait for its end, or give"):
+            train(tmp_path, *RECIPES["margin"])
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    train(tmp_path, *RECIPES["margin"])
+    assert contents(tmp_path) == unbroken["margin"][2]
+    with Run(tmp_path) as late, pytest.raises(ValueError, match="another process finished it just now"):
+        late.claim(chosen, catalog)  # as one that began to wait before that end
+    assert contents(tmp_path) == unbroken["margin"][2]
+
+
 def test_a_finished_run_is_read_and_not_run_again(unbroken, monkeypatch):
     folder, first, before = unbroken["proxies"]
     monkeypatch.setattr(torch.optim.SGD, "step", lambda *_: pytest.fail("trained again"))
@@ -204,6 +251,15 @@ def test_a_folder_of_another_run_is_left_alone(unbroken):
     with pytest.raises(ValueError, match=r"holds a run on other data, 'noise': nothing was changed"):
         fit(recipe(*RECIPES["margin"]), other, folder, pixels=Noise(), device="cpu", progress=False)
     assert contents(folder) == before
+
+
+def test_a_folder_of_another_version_is_left_alone(tmp_path):
+    with Run(tmp_path) as run:
+        run.begin(recipe(), Noise().catalog(), "cpu")
+    written = tmp_path / "recipe.toml"
+    written.write_text(written.read_text().replace("[train]", "[train]\nforgotten = 3"))
+    with pytest.raises(ValueError, match=r"of another version of firstpage \(.*: train.forgotten: no such"):
+        train(tmp_path)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(unbroken, tmp_path, monkeypatch):

@@ -111,11 +111,14 @@ class Checkpoints:
         """The newest sound state; None if there is none. Damaged ones are removed, with a warning."""
         for part in [] if self.folder is None else self.folder.glob("*.part"):
             part.unlink()  # of a process that was killed while it wrote
-        for path in reversed(self._paths()):
+        paths = self._paths()
+        while paths:
+            path = paths.pop()
             try:
                 state = read_state(path)
             except ValueError:
-                warnings.warn(f"{path} is damaged: going back to the one before", stacklevel=2)
+                remedy = "going back to the one before" if paths else "there is none before it: starting anew"
+                warnings.warn(f"{path} is damaged: {remedy}", stacklevel=2)
                 path.unlink()
                 continue
             self.kept = int(path.stem.removeprefix("step-"))
@@ -128,6 +131,18 @@ class Checkpoints:
             for path in [*self._paths(), *self.folder.glob("*.part")]:
                 path.unlink()
             self.folder.rmdir()
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """A context in which a state is given to the parts of a run, and told in one line not to fit."""
+        try:
+            yield
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.folder or 'checkpoint'}: does not fit, being of another version of firstpage or "
+                f"of images that can no longer be read ({reason}): give another --out, or remove it"
+            ) from error
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

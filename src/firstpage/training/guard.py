@@ -23,6 +23,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.models.embedder import Embedder
 from firstpage.training.checkpoint import write_state
 from firstpage.training.memory import Memory
+from firstpage.training.ranks import Ranks
 from firstpage.training.recipe import Recipe
 
 __all__ = ["Guard", "NotFiniteError", "Scene", "gradients"]
@@ -59,7 +60,7 @@ class Scene:
         labels: their classes, from 0 without gaps, on the device.
         inputs: the network's input, given the rows of a batch among `train` and the step.
         half: whether the network runs in bfloat16.
-        world: processes that share a batch.
+        ranks: processes that share a batch.
 
     >>> Scene.__name__
     'Scene'
@@ -74,7 +75,7 @@ class Scene:
     labels: Tensor
     inputs: Callable[[list[int], int], Tensor]
     half: bool
-    world: int = 1
+    ranks: Ranks
 
     def counts(self) -> list[Tensor]:
         """How far the memories have been filled; on the host."""
@@ -97,7 +98,7 @@ class Scene:
             "classes": int(self.labels.max()) + 1,
             "catalog": len(self.catalog),
             "half": self.half,
-            "world": self.world,
+            "world": self.ranks.world,
         }
 
 
@@ -182,6 +183,8 @@ class Guard:
             return
         step, rows, counts = self._recent[int(good) - self._begun]
         assert self.scene is not None
+        if not self.scene.ranks.first:
+            self.scene.ranks.wait()  # for the end of the first: this one's would end it inside its snapshot
         about = self.scene.snapshot(step, rows, counts)
         ids, paths = about["image_ids"], about["paths"]
         path, again = None, "give a run folder to keep what reproduces it"

@@ -75,14 +75,14 @@ def fit(
     True
     """
     place = choose(device)
-    with started(place) as ranks:
-        return _fit(recipe, catalog, folder, place, pixels, cache, progress and ranks.first, ranks)
+    with started(place) as ranks, Run(folder if ranks.first else None) as run:
+        return _fit(recipe, catalog, run, place, pixels, cache, progress and ranks.first, ranks)
 
 
 def _fit(
     recipe: Recipe,
     catalog: Catalog,
-    folder: str | os.PathLike[str] | None,
+    run: Run,
     place: torch.device,
     pixels: Pixels | None,
     cache: str | os.PathLike[str] | None,
@@ -91,7 +91,6 @@ def _fit(
 ) -> Result:
     """What `fit` does on each rank. Only the first one writes and prints."""
     seed = recipe.train.seed
-    run = Run(folder if ranks.first else None)
     checkpoints = Checkpoints(run.folder, recipe.train.checkpoint_every)
     if ranks.told(run.finished(recipe, catalog)):
         checkpoints.clear()  # it may have been killed between its last word and this
@@ -135,16 +134,18 @@ def _fit(
         "memories": nn.ModuleList(memories),
         "watch": watch,
     } | ({"average": average} if average is not None else {})
+    run.claim(recipe, catalog)
     saved = ranks.told(checkpoints.newest())
     if saved is None:
         run.begin(recipe, catalog, str(place))
     else:
-        for name, part in parts.items():
-            part.load_state_dict(saved["parts"][name])
-        step, stale, best_weights = saved["step"], saved["stale"], saved["best_weights"]
-        result.best, result.epoch, result.history = saved["best"], saved["epoch"], saved["history"]
-        clock.seconds = saved["seconds"]
-        run.go_on(saved["log"])
+        with checkpoints.fitting():
+            for name, part in parts.items():
+                part.load_state_dict(saved["parts"][name])
+            step, stale, best_weights = saved["step"], saved["stale"], saved["best_weights"]
+            result.best, result.epoch, result.history = saved["best"], saved["epoch"], saved["history"]
+            clock.seconds = saved["seconds"]
+            run.go_on(saved["log"])
 
     def state() -> dict[str, Any]:
         """All that a killed run needs to go on from here."""
@@ -181,7 +182,7 @@ def _fit(
         with draws(place, "loss", seed, step):  # the same lots on all ranks
             return total(measure, everyone, target, ids, memories)
 
-    scene = Scene(recipe, catalog, model, criteria, memories, roles.train, labels, inputs, half, ranks.world)
+    scene = Scene(recipe, catalog, model, criteria, memories, roles.train, labels, inputs, half, ranks)
     guard = Guard(scene, place, run.folder)
     guard.protect(optimiser)
 
@@ -210,7 +211,7 @@ def _fit(
         guard.judge(figures.pop("verdict"))
         run.log(step=step, epoch=epoch, lr=optimiser.param_groups[0]["lr"], **figures)
         display.advance(step, figures["loss"], clock.pace())
-        if warning := watch.see(step, figures):
+        if warning := watch.see(step, figures, last=step == steps):
             run.log(step=step, warning=warning)
             display.say(warning)
 

@@ -61,7 +61,8 @@ def make_plan(
         ValueError: the recipe does not fit the data.
 
     >>> from pathlib import Path
-    >>> catalog = Catalog("x", Path(), list("abcdefghijklmnopqrst"), np.arange(20) // 2, list("abcdefghij"), {})
+    >>> letters = list("abcdefghijklmnopqrst")
+    >>> catalog = Catalog("x", Path(), letters, np.arange(20) // 2, letters[:10], {})
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> make_plan(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
     tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -193,8 +194,8 @@ def started(device: torch.device | None = None) -> Iterator[Ranks]:
     """The ranks of a job that `torchrun` started; without it, a process that is alone.
 
     On GPUs each process takes the one of its local rank and makes it the current device. An error on a rank
-    is printed with the rank's number and handed to torchrun, which ends the others. The ranks stay connected
-    until the process ends, so one job may train many models.
+    is printed with the rank's number and handed to torchrun, which ends the others; if torchrun itself is
+    killed, all end. The ranks stay connected until the process ends, so one job may train many models.
 
     Args:
         device: where the ranks compute; GPUs where there are any if left out.
@@ -232,7 +233,17 @@ def _joined(on_gpu: bool) -> Ranks:
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
         atexit.register(dist.destroy_process_group)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=HOST))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it is gone: nobody would end it when another rank dies."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    print("torchrun is gone: ending", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def sync_batch_norm(model: nn.Module) -> None:

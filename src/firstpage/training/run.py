@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
+import time
 import tomllib
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
@@ -23,11 +27,14 @@ from firstpage.training.record import Record
 
 __all__ = ["Run", "fingerprint"]
 
+PATIENCE = 5.0  # seconds in which a job that was killed just now may still be ending
+
 
 class Run:
     """A run folder: `recipe.toml`, `run.json`, `log.jsonl`, and the models `best/` and `last/`.
 
-    While it trains, `checkpoint/` holds what a killed run goes on from.
+    While it trains, `checkpoint/` holds what a killed run goes on from, and `lock` keeps other processes out.
+    As a context it lets them in again at its end; the system does so for a process that dies.
 
     TensorBoard events go to `events/` where tensorboard is installed.
 
@@ -46,6 +53,56 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.folder = None if folder is None else Path(folder)
         self.events: Any = None
+        self._lock: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.events is not None:
+            with suppress(OSError):  # what they lack is in the log
+                self.events.close()
+        if self._lock is not None:
+            Path(self._lock.name).unlink(missing_ok=True)
+            self._lock.close()
+
+    def claim(self, recipe: Recipe, catalog: Catalog) -> None:
+        """Keep other processes out of the folder, until the context ends or the process dies.
+
+        Raises:
+            ValueError: another process trains in it, or has come to its end just now.
+        """
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        given_up = time.monotonic() + PATIENCE
+        while not self._locked():
+            if time.monotonic() >= given_up:
+                raise ValueError(
+                    f"{self.folder}: another process trains in it: wait for its end, or give another --out"
+                )
+            time.sleep(0.1)
+        if self.finished(recipe, catalog):
+            raise ValueError(f"{self.folder}: another process finished it just now: run the same to see it")
+
+    def _locked(self) -> bool:
+        assert self.folder is not None
+        path = self.folder / "lock"
+        lock = path.open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+        except (BlockingIOError, FileNotFoundError):  # held; or let go and removed since it was opened
+            mine = False
+        except OSError:  # a disk that has no locks
+            mine = True
+        if mine:
+            self._lock = lock
+        else:
+            lock.close()
+        return mine
 
     def finished(self, recipe: Recipe, catalog: Catalog) -> bool:
         """Whether the folder holds this very run, and it came to its end.
@@ -59,6 +116,11 @@ class Run:
             record = Record.read(self.folder)
         except FileNotFoundError:
             return False
+        except ValueError as error:  # of a recipe this version does not know, or a broken file
+            raise ValueError(
+                f"{self.folder}: holds a run of another version of firstpage ({error}): nothing was changed; "
+                "give another --out, or remove it"
+            ) from None
         written = Recipe.of(tomllib.loads(recipe.toml()))  # TOML has no None, so compare as written
         other = _difference(record.recipe, written)
         if record.about["data"]["fingerprint"] != fingerprint(catalog):
@@ -80,7 +142,9 @@ class Run:
             "git": _git_hash(),
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
+            "device": torch.cuda.get_device_name()
+            if device.startswith("cuda")
+            else f"CPU ({platform.machine()})",
             "data": {
                 "name": catalog.name,
                 "root": str(catalog.root.resolve()),
