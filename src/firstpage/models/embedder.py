@@ -113,6 +113,15 @@ class Embedder(nn.Module):
         return unit(torch.cat(self.raw(images), dim=1).float())
 
     @property
+    def level_dim(self) -> int:
+        """Dimensions of one level's embedding; all of them where there is one head.
+
+        >>> Embedder.create(backbone="small", dim=12, stored=48, head="multilevel").level_dim
+        12
+        """
+        return self.dim // len(self.heads)
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are.
 

@@ -29,7 +29,7 @@ def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) ->
     if not isinstance(name, str):
         raise ValueError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
     if name == "proxy-nca":
-        settings = {"classes": classes, "dim": model.dim // len(model.heads)} | settings
+        settings = {"classes": classes, "dim": model.level_dim} | settings
     for key, count in (("classes", classes), ("images", images)):
         if settings.get(key) is True:
             settings[key] = count

@@ -99,6 +99,5 @@ def make_plan(
     memories = []
     for part in criteria if recipe.memory.size else ():
         check_memory(part, recipe.memory.size, len(roles.train))  # type: ignore[arg-type]
-        width = model.dim // len(model.heads)
-        memories.append(Memory(recipe.memory.size, width, recipe.memory.start).to(place))
+        memories.append(Memory(recipe.memory.size, model.level_dim, recipe.memory.start).to(place))
     return Plan(roles, torch.from_numpy(codes).to(place), sampler, augment, criteria, memories)

@@ -90,7 +90,7 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
     labels, ids = state["labels"].to(place), torch.tensor(state["image_ids"], device=place)
     memories = []
     for remembered, counts in zip(state["memories"], state["counts"], strict=True):
-        memory = Memory(recipe.memory.size, model.dim // len(model.heads), recipe.memory.start)
+        memory = Memory(recipe.memory.size, model.level_dim, recipe.memory.start)
         memory.load_state_dict(remembered)
         memory.set_extra_state(counts)
         memories.append(memory.to(place))
