@@ -145,3 +145,9 @@ def test_group_sizes_gather_runs_of_one_loss():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "8"]
     with pytest.raises(ValueError, match="run 'a' has no R@3: it has R@1"):
         figures.by_group_size(runs, "R@3")
+
+
+def test_any_name_of_a_run_stands_in_the_legend(tmp_path):
+    runs = [Record.read(folder(tmp_path / name, LINES)) for name in ("_hidden", "$5 or $6")]
+    legend = figures.plot_training_curves(runs).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [" _hidden", r"\$5 or \$6"]

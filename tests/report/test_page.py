@@ -130,6 +130,13 @@ def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tm
     assert 'class="best"' not in text  # nobody wins who ran another race
 
 
+def test_curves_of_a_fair_run_are_those_of_its_held_out_classes(runs, tmp_path):
+    subject = Subject.open(runs / "two", cache=runs / "cache", progress=False)
+    text = write({"two": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
+    assert "P@1 of the held-out classes, %" in text
+    assert "P@1 of the test, %" not in text
+
+
 def _picked(measured):
     return pick(measured.retrieval.per_query["mAP"], measured.retrieval.labels, 4)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, literal, style
 from firstpage.pairs import unit
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def plot_class_similarity(
     look = look or style()
     figure, (axes,) = look.panels()
     for number, (name, (edges, density)) in enumerate(histograms.items()):
-        axes.stairs(density, edges, label=name, **look.curve(number))
+        axes.stairs(density, edges, label=literal(name), **look.curve(number))
     seen = [edges[:-1][density > 0].min() for edges, density in histograms.values()]
     axes.set(xlim=(min(0.0, float(min(seen))), 1), ylim=(0, None))
     look.label(axes, "similarity of two images of a class", "density")

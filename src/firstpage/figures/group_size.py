@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, literal, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def plot_group_size(values: Sizes, measure: str = "R@1", *, look: Style | None =
         across = sorted(sizes)
         mean = [sum(sizes[size]) / len(sizes[size]) for size in across]
         curve = look.curve(number)
-        axes.plot(across, mean, marker="os^Dv<"[number % 6], markersize=3, label=name, **curve)
+        axes.plot(across, mean, marker="os^Dv<"[number % 6], markersize=3, label=literal(name), **curve)
         low, high = ([extreme(sizes[size]) for size in across] for extreme in (min, max))
         axes.vlines(across, low, high, color=curve["color"], linewidth=0.8)
     every = sorted({size for sizes in values.values() for size in sizes})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from firstpage.figures.style import SMALL, TEXT, Style, style
+from firstpage.figures.style import SMALL, TEXT, Style, literal, style
 from firstpage.pairs import unit
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def plot_nearest_classes(
             color=look.ink,
         )
         axes.set(xlim=(low, 1.01), ylim=(low, 1.01), aspect="equal")
-        look.label(axes, title=title)
+        look.label(axes, title=literal(title))
     text = {"fontsize": TEXT, "color": look.ink}
     figure.supxlabel("nearest of the same class (cosine)", **text)
     figure.supylabel("nearest of another class", **text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, literal, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def plot_precision_recall(
     look = look or style()
     figure, (axes,) = look.panels()
     for number, (name, (recall, precision)) in enumerate(curves.items()):
-        axes.plot(recall.cpu(), precision.cpu(), label=name, **look.curve(number))
+        axes.plot(recall.cpu(), precision.cpu(), label=literal(name), **look.curve(number))
     axes.set(xlim=(0, 1), ylim=(0, 1.01))
     look.label(axes, "recall", "precision")
     look.legend(axes)

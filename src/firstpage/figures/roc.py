@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, literal, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def plot_roc(curves: Mapping[str, tuple[Tensor, Tensor]], *, look: Style | None 
     figure, (axes,) = look.panels()
     for number, (name, (false, true)) in enumerate(curves.items()):
         area = float(torch.trapezoid(true.double(), false.double()))
-        axes.plot(false.cpu(), true.cpu(), label=f"{name} (area {area:.3f})", **look.curve(number))
+        axes.plot(false.cpu(), true.cpu(), label=f"{literal(name)} (area {area:.3f})", **look.curve(number))
     axes.plot([0, 1], [0, 1], color=look.ink, linewidth=0.6, linestyle=":")  # by chance
     axes.set(xlim=(0, 1), ylim=(0, 1.01))
     look.label(axes, "false positive rate", "true positive rate")

@@ -124,6 +124,15 @@ _DARK = Style(
 )
 
 
+def literal(name: str) -> str:
+    r"""A name as matplotlib leaves it: "$" would begin mathematics, and "_" hide it from the legend.
+
+    >>> literal("_price in $")
+    ' _price in \\$'
+    """
+    return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
+
+
 def style(dark: bool = False) -> Style:
     """The look of all figures: for print and bright pages, or for dark ones.
 

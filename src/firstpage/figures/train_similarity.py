@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, literal, style
 from firstpage.pairs import unit
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plot_train_similarity(
     for number, (name, values) in enumerate(similarities.items()):
         clipped = values.detach().cpu().double().clamp(-1, 1)  # rounding may pass 1
         density, edges = torch.histogram(clipped, bins, range=(-1.0, 1.0), density=True)
-        axes.stairs(density, edges, label=name, **look.curve(number))
+        axes.stairs(density, edges, label=literal(name), **look.curve(number))
     least = min(float(values.min()) for values in similarities.values())
     axes.set(xlim=(min(0.0, least), 1), ylim=(0, None))
     look.label(axes, "similarity to the nearest training image", "density")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, literal, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def plot_training_curves(
             values,
             marker=marker,
             markersize=2.5,
-            label=run.name,
+            label=literal(run.name),
             **look.curve(number),
         )
     if by == "triplets":

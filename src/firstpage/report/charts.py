@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from firstpage.figures.precision_recall import plot_precision_recall
 from firstpage.figures.roc import plot_roc
-from firstpage.figures.style import Style
+from firstpage.figures.style import Style, literal
 from firstpage.report.markup import Html, named, tag, text
 from firstpage.report.measure import Measured
 from firstpage.training.record import Series
@@ -56,18 +56,22 @@ LOOK = Style(
 
 def curves(runs: Mapping[str, Measured]) -> Html:
     """Precision against recall, ROC, and what every run logs: its loss, its test and its rate."""
-    labels = {_label(name): run.retrieval for name, run in runs.items()}
-    precision = plot_precision_recall({name: found.pr_curve for name, found in labels.items()}, look=LOOK)
-    roc = plot_roc({name: found.roc_curve for name, found in labels.items()}, look=LOOK)
+    found = {name: run.retrieval for name, run in runs.items()}
+    precision = plot_precision_recall({name: each.pr_curve for name, each in found.items()}, look=LOOK)
+    roc = plot_roc({name: each.roc_curve for name, each in found.items()}, look=LOOK)
     logged = _logged(runs)
     drawn = [
         chart(precision, "Precision against recall", "Precision against recall, mean of the queries"),
         chart(roc, "ROC curve", "True against false positives, mean of the queries; dotted: chance"),
     ]
-    other = not all(run.subject.own_data for run in runs.values() if run.subject.record)
+    test = "of the test"
+    records = [run.subject.record for run in runs.values() if run.subject.record]
+    if not all(run.subject.own_data for run in runs.values() if run.subject.record):
+        test = "of the test in training"  # not the one that the page is about
+    elif any(record.recipe.train.protocol == "fair" for record in records):
+        test = "of the held-out classes"  # which such a run looks at; at the test only once, at the end
     for name, caption in TRAINING.items():
-        if other:  # not the test that the page is about
-            caption = caption.replace("of the test", "of the test in training")
+        caption = caption.replace("of the test", test)
         if name in logged:
             drawn.append(chart(along(logged[name], name), f"{caption} along training", caption))
     return tag("div", *drawn, class_="charts")
@@ -117,11 +121,6 @@ def _logged(runs: Mapping[str, Measured]) -> dict[str, dict[str, Series | None]]
     return {name: {run: found.get(name) for run, found in series.items()} for name in names}
 
 
-def _label(name: str) -> str:
-    """A name as matplotlib leaves it: "$" would begin mathematics, and "_" hide it from the legend."""
-    return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
-
-
 def _is_metric(name: str) -> bool:
     return "@" in name or name in ("mAP", "MRR", "AUC")
 
@@ -147,7 +146,7 @@ def along(runs: Mapping[str, Series | None], name: str) -> Figure:
             continue
         steps, values = series
         marker = "o" if len(values) <= 40 else None
-        axes.plot(steps, values, label=_label(run), marker=marker, markersize=2.2, **LOOK.curve(number))
+        axes.plot(steps, values, label=literal(run), marker=marker, markersize=2.2, **LOOK.curve(number))
         broken = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
         if broken:
             axes.axvline(broken[0], color=LOOK.wrong, linewidth=1.0, linestyle=":")

@@ -11,7 +11,7 @@ from firstpage.models.settings import ModelSettings
 from firstpage.training.recipe import Recipe
 from firstpage.training.record import Record
 
-__all__ = ["differences", "facts", "model_facts"]
+__all__ = ["called", "differences", "facts", "model_facts"]
 
 
 def facts(record: Record) -> dict[str, str]:
@@ -37,7 +37,9 @@ def facts(record: Record) -> dict[str, str]:
         "Best epoch": result.get("epoch"),
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,
-        "Data": f"{_called(data)}, {data['images']:,} images" if {"name", "images"} <= set(data) else None,
+        "Data": f"{called(data['name'], data.get('root', ''))}, {data['images']:,} images"
+        if {"name", "images"} <= set(data)
+        else None,
         "Data fingerprint": str(data["fingerprint"])[:16] if "fingerprint" in data else None,
         "Device": about.get("device"),
         "Time in training": _duration(result.get("seconds")),
@@ -48,6 +50,15 @@ def facts(record: Record) -> dict[str, str]:
         "git": str(about["git"])[:12] if about.get("git") else None,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def called(kind: str, root: str | Path) -> str:
+    """What a data set is called: by its kind, or a folder of one's own by its name.
+
+    >>> called("cub", "/data/birds"), called("folder", "/data/birds")
+    ('cub', 'birds')
+    """
+    return (kind == "folder" and Path(root).name) or kind
 
 
 def model_facts(model: ModelSettings) -> dict[str, str]:
@@ -94,11 +105,6 @@ def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_plain(part) for part in value)
     return str(value)
-
-
-def _called(data: dict[str, Any]) -> str:
-    """The data set by its kind, a folder of one's own by its name."""
-    return (data["name"] == "folder" and Path(str(data.get("root", ""))).name) or str(data["name"])
 
 
 def _duration(seconds: float | None) -> str | None:

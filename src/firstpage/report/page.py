@@ -130,8 +130,8 @@ def page(runs: Mapping[str, Measured]) -> Html:
     """
     if not runs:
         raise ValueError("runs={}: measure at least one")
-    albums = [Album(next(iter(group.values())).subject.catalog) for group in _alike(runs)]
-    sections = [section for section in _sections(runs, albums) if section[2]]
+    groups = _alike(runs)
+    sections = [section for section in _sections(runs, groups) if section[2]]
     nav = tag("nav", tag("ul", *(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)))
     body = [
         tag("section", tag("h2", title, id=f"{name}-title"), *parts, id=name, aria_labelledby=f"{name}-title")
@@ -148,15 +148,15 @@ def page(runs: Mapping[str, Measured]) -> Html:
             tag("title", f"{title} – firstpage report"),
             tag("style", Html((files("firstpage.report") / "style.css").read_text(encoding="utf-8"))),
         ),
-        tag("body", _header(runs), nav, tag("main", *body), _footer(runs)),
+        tag("body", _header(runs, len(groups) == 1), nav, tag("main", *body), _footer(runs)),
         lang="en",
     )
     return Html(f"<!doctype html>\n{document}\n")
 
 
-def _header(runs: Mapping[str, Measured]) -> Html:
+def _header(runs: Mapping[str, Measured], alike: bool) -> Html:
     first = next(iter(runs.values()))
-    said = [_tested(first)] if len(_alike(runs)) == 1 else [f"{n}: {_tested(r)}" for n, r in runs.items()]
+    said = [_tested(first)] if alike else [f"{n}: {_tested(r)}" for n, r in runs.items()]
     said += [line for line in (_trained(run) for run in runs.values()) if line and len(runs) == 1]
     names = [named(name) for name in runs]
     heading = join([names[0], *(part for name in names[1:] for part in (" · ", name))])
@@ -201,9 +201,11 @@ def _last(record: Record) -> int:
     return int(max((line["step"] for line in record.log), default=0))
 
 
-def _sections(runs: Mapping[str, Measured], albums: Sequence[Album]) -> list[tuple[str, str, list[Html]]]:
+def _sections(
+    runs: Mapping[str, Measured], groups: Sequence[Mapping[str, Measured]]
+) -> list[tuple[str, str, list[Html]]]:
     several = len(runs) > 1
-    groups = _alike(runs)
+    albums = [Album(next(iter(group.values())).subject.catalog) for group in groups]
     album_of = {name: album for group, album in zip(groups, albums, strict=True) for name in group}
 
     def each(draw: Callable[[Measured, Album], Html]) -> list[Html]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from firstpage.data.store import PixelStore
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
 from firstpage.models.settings import ModelSettings
+from firstpage.report.facts import called
 from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
 from firstpage.training.settings import TrainSettings
@@ -114,8 +116,8 @@ class Subject:
 
     @property
     def data(self) -> str:
-        """What the data set is called: by its kind, or a folder of one's own by its name."""
-        return (self.catalog.name == "folder" and self.catalog.root.resolve().name) or self.catalog.name
+        """What the data set is called."""
+        return called(self.catalog.name, self.catalog.root.resolve())
 
     @property
     def labels(self) -> Tensor:
@@ -134,7 +136,7 @@ class Subject:
         """[G] rows of the catalog that a search returns: of the gallery, or of the queries themselves."""
         return self.search.queries if self.search.gallery is None else self.search.gallery
 
-    @property
+    @cached_property
     def own_data(self) -> bool:
         """Whether the run was trained on just this data set."""
         known = {} if self.record is None else self.record.about.get("data", {})
