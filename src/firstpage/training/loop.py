@@ -124,7 +124,7 @@ def _fit(
     result = Result(model, {}, None, 0, folder=run.folder)
     best_weights: dict[str, Tensor] = {}
     clock, watch = Clock(place), health.Watch()
-    step = stale = 0
+    step, stale, stopped = 0, 0, False
 
     parts: dict[str, Any] = {
         "model": model,
@@ -261,12 +261,13 @@ def _fit(
                     stale = 0 if judge(epoch) else stale + 1
                     model.train()
                     clock.resume()
-                    if recipe.train.patience and stale >= recipe.train.patience:
+                    stopped = bool(recipe.train.patience) and stale >= recipe.train.patience
+                    if stopped:
                         break
                 if checkpoints.due():
                     guard.look()
                     checkpoints.save(step, state())
-            if recipe.train.patience and stale >= recipe.train.patience:
+            if stopped:
                 break
         clock.pause()
 
