@@ -129,6 +129,7 @@ def test_is_drawn_once(one, monkeypatch):
 
 
 def test_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("FIRSTPAGE_CACHE", raising=False)  # it comes before the user's cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_draw", lambda folder, *_, **__: folder.mkdir(parents=True))
     catalog = glyphs(images=2, seed=3)
