@@ -21,6 +21,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.models.embedder import Embedder
 from firstpage.training import Recipe, fit
 from firstpage.training.optimiser import make_optimiser
+from firstpage.training.replay import compiled
 
 
 class MadeUp:
@@ -47,7 +48,7 @@ def bare(recipe: Recipe, device: str, steps: int) -> float:
     model.to(memory_format=torch.channels_last)
     model.train()
     optimiser, _ = make_optimiser(recipe.optimiser, model, torch.nn.Module())
-    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
+    embed = compiled(model.raw, model.device) if recipe.train.compile else model.raw
     size = recipe.batch.size
     crop = model.preprocess.size
     images = torch.randn(size, 3, crop, crop, device=device).contiguous(memory_format=torch.channels_last)

@@ -1,18 +1,21 @@
 """fit: it learns, repeats itself to the last bit, and complains before it writes."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from firstpage import cli
+from firstpage import cli, training
 from firstpage.data import Catalog
 from firstpage.models import Embedder
-from firstpage.training import Recipe, fit, fit_folds
+from firstpage.training import Recipe
 from firstpage.training.folds import summary
 from firstpage.training.splits import Search, assign
+
+fit, fit_folds = partial(training.fit, device="cpu"), partial(training.fit_folds, device="cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)

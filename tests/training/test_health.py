@@ -16,6 +16,7 @@ from firstpage.data import Catalog
 from firstpage.pairs import Pairs, unit
 from firstpage.training import Recipe, fit, guard, health, loop
 from firstpage.training.draws import draws
+from firstpage.training.replay import compiled
 from firstpage.training.reproduce import reproduce
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -115,10 +116,11 @@ def test_a_gpu_is_not_waited_for():
         watched.expect(pairs.queries)
         watched.end(loss.of(pairs), guard.gradients([*layer.parameters(), *loss.parameters()]))
         with draws(place, "loss", 0, 0):
-            health.measure(loss, pairs)
+            reading = health.Reading(health.measure(loss, pairs))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert watched.verdict.tolist() == [0, 1]
+    assert 0 < reading.values()["active_pairs"] <= 1
 
 
 def test_the_histogram_of_beta_counts_every_query():
@@ -151,10 +153,13 @@ class Squares:
         return self.pixels[torch.as_tensor(rows)].to(device)
 
 
-def train(folder, *changes, device="cpu"):
+MARGIN = {"name": "margin", "classes": True}
+
+
+def train(folder, *changes, device="cpu", loss=MARGIN):
     table = {
         "model": {"backbone": "small", "dim": 8, "stored": 32, "crop": 28},
-        "loss": {"name": "margin", "classes": True},
+        "loss": loss,
         "batch": {"size": 12, "images_per_class": 4},
         "augment": {"crop": "random"},
         "optimiser": {"lr": 1e-3},
@@ -172,12 +177,39 @@ def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch)
     train(tmp_path / "watched")
     alone, watched = (tmp_path / name / "last" / "model.safetensors" for name in ("alone", "watched"))
     assert alone.read_bytes() == watched.read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "watched" / "log.jsonl").read_text().splitlines()]
-    looks = [line for line in lines if "loss" in line]
+    looks = [line for line in log(tmp_path / "watched") if "loss" in line]
     names = {"active_pairs", "idle_anchors", "spread", "collapse", "gradient_norm", "beta", "beta_histogram"}
     assert all(names <= set(line) for line in looks)
     assert [line["step"] for line in looks] == [2, 4, 6, 8, 10]
     assert all(line["gradient_norm"] > 0 for line in looks)
+
+
+def look_later(monkeypatch, later=True):
+    """The host looks at what the device has to tell some steps later, as with a GPU."""
+    make = loop.make_optimiser
+
+    def fused(*arguments):
+        made, rates = make(*arguments)
+        for group in made.param_groups:
+            group.update(fused=True, foreach=False)
+        return made, rates
+
+    monkeypatch.setattr(loop, "make_optimiser", fused)
+    monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=not later))
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_looks_that_are_read_a_step_later_log_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "LOG_EVERY", 3)
+    for name in ("eager", "deferred"):
+        with monkeypatch.context() as patch:
+            look_later(patch, later=name == "deferred")
+            train(tmp_path / name, "train.evaluate_steps=6", "schedule.kind=cosine")
+    assert [line["step"] for line in log(tmp_path / "eager")] == [0, 3, 6, 6, 9, 10, 10]
+    assert log(tmp_path / "deferred") == log(tmp_path / "eager")
 
 
 def test_weights_that_blow_up_stop_the_run(tmp_path):
@@ -223,22 +255,15 @@ def _poisoned(monkeypatch):
 )
 def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, changes):
     """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
-    losses_seen, original, make = [], guard.Guard.end, loop.make_optimiser
+    losses_seen, original = [], guard.Guard.end
 
     def end(self, loss, gradients):
         losses_seen.append(loss.item())
         original(self, loss, gradients)
 
-    def fused(*arguments):
-        made, rates = make(*arguments)
-        for group in made.param_groups:
-            group.update(fused=True, foreach=False)
-        return made, rates
-
     monkeypatch.setattr(guard.Guard, "end", end)
     if way == "deferred":
-        monkeypatch.setattr(loop, "make_optimiser", fused)
-        monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=False))
+        look_later(monkeypatch)
     with pytest.raises(guard.NotFiniteError) as caught:
         train(tmp_path, *changes, device="cuda" if way == "gpu" else "cpu")
     assert caught.value.step == 5
@@ -248,6 +273,61 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
     assert found.loss == pytest.approx(losses_seen[5], rel=1e-3 if way == "gpu" else 0, abs=0)
     assert math.isfinite(found.gradient_norm)
     assert found.where is None
+
+
+@pytest.mark.usefixtures("_poisoned")
+def test_a_bad_step_is_found_by_the_next_look(tmp_path, monkeypatch):
+    """Steps 3 and 6 are looked at, and read after 4 and 7."""
+    begun, begin = [], guard.Guard.begin
+    monkeypatch.setattr(guard.Guard, "begin", lambda *given: (begun.append(given[1]), begin(*given)))
+    monkeypatch.setattr(loop, "LOG_EVERY", 3)
+    look_later(monkeypatch)
+    with pytest.raises(guard.NotFiniteError) as caught:
+        train(tmp_path)
+    assert (caught.value.step, begun) == (5, list(range(7)))
+    assert [line["step"] for line in log(tmp_path) if "loss" in line] == [3]
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["train.ema=0.8", "memory.size=24", "model.standardise=true"],
+        ["schedule.head_epochs=2", "model.head=multilevel"],
+        ["batch.chunk=5"],
+    ],
+    ids=" ".join,
+)
+def test_a_recorded_step_is_the_eager_step(tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(loop, "LOG_EVERY", 1)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    given = ["train.precision=fp32", "optimiser.name=sgd", "optimiser.lr=0.0001", *changes]
+    for name, how in (("eager", "train.compile=false"), ("recorded", "train.compile=true")):
+        train(tmp_path / name, *given, how, device="cuda", loss={"name": "batch-all"})  # it draws no lots
+    for eager, recorded in zip(log(tmp_path / "eager"), log(tmp_path / "recorded"), strict=True):
+        for name in ("loss", "gradient_norm", "spread") if "loss" in eager else ():
+            assert recorded[name] == pytest.approx(eager[name], rel=1e-3), (eager["step"], name)
+
+
+@needs_gpu
+def test_a_recorded_dropout_draws_anew_each_step_and_again_for_the_same_step():
+    place, network = torch.device("cuda"), nn.Sequential(nn.Linear(6, 64), nn.Dropout()).cuda()
+    embed = compiled(lambda images: (network(images),), place)
+    images = torch.ones(4, 6, device=place)
+
+    def drawn(step):
+        network.zero_grad()
+        with draws(place, "dropout", step):
+            (level,) = embed(images)
+        level.sum().backward()
+        return level.detach().clone()
+
+    for step in range(4):  # warm up, record, replay
+        drawn(step)
+    first, second, again = drawn(0), drawn(1), drawn(0)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
 
 
 def test_without_a_folder_the_guard_says_how_to_get_a_snapshot():
@@ -272,7 +352,7 @@ def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
     assert result.warnings[0].startswith("step 5: collapsed: any two images are embedded alike (mean cosine ")
     assert "try a lower optimiser.lr" in result.text()
     assert json.loads((tmp_path / "run.json").read_text())["result"]["warnings"] == result.warnings
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path)
     assert [(line["step"], line["warning"]) for line in lines if "warning" in line] == [
         (5, result.warnings[0])
     ]

@@ -13,7 +13,7 @@ class Clock:
     """Seconds spent in steps, and the pace without the first few, which warm up.
 
     Args:
-        device: whose work is waited for before the time is read.
+        device: whose work is waited for before the time is stopped.
 
     >>> Clock(torch.device("cpu")).pace()
     0.0
@@ -31,17 +31,19 @@ class Clock:
         """A step of so many images is done."""
         self._steps += 1
         if self._steps == self.WARM_UP:
+            self._wait()
             self._warm_seconds = self.spent()
         if self._steps > self.WARM_UP:
             self._images += images
 
     def pace(self) -> float:
-        """Images a second; 0 while warming up."""
+        """Images a second; 0 while warming up. Until `pause` the device may be some steps behind."""
         spent = self.spent() - self._warm_seconds
         return self._images / spent if self._images and spent > 0 else 0.0
 
     def pause(self) -> None:
         """What follows is no step."""
+        self._wait()
         self.seconds = self.spent()
         self._since = float("nan")
 
@@ -51,7 +53,9 @@ class Clock:
 
     def spent(self) -> float:
         """Seconds so far."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         running = time.perf_counter() - self._since
         return self.seconds + (running if running == running else 0.0)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

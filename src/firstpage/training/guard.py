@@ -178,8 +178,8 @@ class Guard:
         """Stop, if a `verdict` that was read says so."""
         bad, good = verdict
         if not bad:
-            if good == self._begun:
-                self._recent.clear()
+            behind = self._begun - int(good)  # steps begun since the verdict was given
+            self._recent = self._recent[-behind:] if behind else []
             return
         step, rows, counts = self._recent[int(good) - self._begun]
         assert self.scene is not None

@@ -12,7 +12,7 @@ from firstpage.losses import Margin
 from firstpage.losses.base import Loss
 from firstpage.pairs import Pairs
 
-__all__ = ["Watch", "measure", "values"]
+__all__ = ["Reading", "Watch", "measure", "values"]
 
 BINS = 20  # of the histogram of β, over the distances 0 to 2 of the sphere
 
@@ -88,18 +88,43 @@ def measure(loss: Loss, pairs: Pairs) -> dict[str, Tensor]:
     return figures
 
 
-def values(figures: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Figures as numbers, counts as lists; the host waits for the device once, not once a figure.
+class Reading:
+    """Figures on their way to the host, which need not wait for them: it asks for the values later.
 
-    >>> values({"loss": torch.tensor(0.5), "beta_histogram": torch.tensor([1, 2])})
+    Args:
+        figures: on their device.
+
+    >>> Reading({"loss": torch.tensor(0.5), "beta_histogram": torch.tensor([1, 2])}).values()
     {'loss': 0.5, 'beta_histogram': [1, 2]}
     """
-    read = torch.cat([figure.detach().reshape(-1).double() for figure in figures.values()]).tolist()
-    found: dict[str, Any] = {}
-    for name, figure in figures.items():
-        part, read = read[: figure.numel()], read[figure.numel() :]
-        found[name] = [int(count) for count in part] if figure.ndim else part[0]
-    return found
+
+    def __init__(self, figures: Mapping[str, Tensor]) -> None:
+        self._shapes = {name: figure.shape for name, figure in figures.items()}
+        packed = torch.cat([figure.detach().reshape(-1).double() for figure in figures.values()])
+        self._read = packed.to("cpu", non_blocking=True)
+        self._arrival = torch.cuda.Event() if packed.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._arrival is not None:
+            self._arrival.record()
+
+    def values(self) -> dict[str, Any]:
+        """Figures as numbers, counts as lists; waits until they are there, once for all of them."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        read = self._read.tolist()
+        found: dict[str, Any] = {}
+        for name, shape in self._shapes.items():
+            part, read = read[: shape.numel()], read[shape.numel() :]
+            found[name] = [int(count) for count in part] if shape else part[0]
+        return found
+
+
+def values(figures: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Figures as numbers, now.
+
+    >>> values({"loss": torch.tensor(0.5)})
+    {'loss': 0.5}
+    """
+    return Reading(figures).values()
 
 
 class Watch:

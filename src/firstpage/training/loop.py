@@ -28,12 +28,13 @@ from firstpage.training.optimiser import follow, make_optimiser, rate
 from firstpage.training.plan import make_plan
 from firstpage.training.ranks import Ranks, started, sync_batch_norm
 from firstpage.training.recipe import Recipe
+from firstpage.training.replay import compiled
 from firstpage.training.result import Result
 from firstpage.training.run import Run
 
 __all__ = ["fit"]
 
-LOG_EVERY = 20  # steps between looks at the loss: each look waits for the device
+LOG_EVERY = 20  # steps between looks at the loss
 
 
 def fit(
@@ -111,13 +112,16 @@ def _fit(
     roles, labels, sampler, augment, criteria, memories = plan
     ranks.agree([*model.state_dict().values(), *criteria.state_dict().values()])
     measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
-    embed = torch.compile(model.raw) if recipe.train.compile else model.raw
+    whole = recipe.batch.chunk == 0
+    embed = compiled(model.raw, place, replay=whole) if recipe.train.compile else model.raw
     half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
     image_ids = torch.from_numpy(roles.train).to(place)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
     learnt = list(model.parameters())  # listed once: a network of many parts is slow to walk through
     backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     average = copy.deepcopy(model) if recipe.train.ema else None
+    means = list(average.state_dict().values()) if average is not None else []
+    values = list(model.state_dict().values())
 
     steps = recipe.schedule.epochs * len(sampler)
     interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(sampler)
@@ -201,19 +205,30 @@ def _fit(
             (average or model).save(run.folder / "best")
         return True
 
+    unread: list[tuple[int, int, float, health.Reading]] = []
+
     def look(epoch: int, target: Tensor, ids: Tensor, loss: Tensor, norm: Tensor) -> None:
-        """Wait for the device, and log how the step went."""
+        """Have the device measure how the step went; the host reads it once it has given out more work."""
         level, part = everyone[-1].detach(), cast(Loss, criteria[-1])
         more = memories[-1].candidates(level, target, ids) if memories else {"image_ids": ids}
         with draws(place, "loss", seed, step - 1):  # to look must not change what comes
             found = health.measure(part, Pairs.of(level, target, **more))
-        figures = health.values({"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found)
-        guard.judge(figures.pop("verdict"))
-        run.log(step=step, epoch=epoch, lr=optimiser.param_groups[0]["lr"], **figures)
-        display.advance(step, figures["loss"], clock.pace())
-        if warning := watch.see(step, figures, last=step == steps):
-            run.log(step=step, warning=warning)
-            display.say(warning)
+        reading = health.Reading({"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found)
+        unread.append((step, epoch, optimiser.param_groups[0]["lr"], reading))
+        if guard.eager:
+            read()
+
+    def read() -> None:
+        """Log what was seen."""
+        while unread:
+            at, epoch, lr, reading = unread.pop()
+            figures = reading.values()
+            guard.judge(figures.pop("verdict"))
+            run.log(step=at, epoch=epoch, lr=lr, **figures)
+            display.advance(at, figures["loss"], clock.pace())
+            if warning := watch.see(at, figures, last=at == steps):
+                run.log(step=at, warning=warning)
+                display.say(warning)
 
     with Display(steps, progress) as display, checkpoints.explaining():
         if saved is None:
@@ -224,6 +239,9 @@ def _fit(
             model.train()
             for parameter in backbone:
                 parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
+            if recipe.train.compile and 1 < epoch == recipe.schedule.head_epochs + 1:
+                optimiser.zero_grad(set_to_none=True)
+                torch.compiler.reset()  # some versions of torch do not notice that parameters begin to learn
             for rows in sampler:  # of the global batch, planned alike by every rank
                 guard.begin(step, rows)
                 batch = carried(torch.tensor(rows), place)
@@ -248,15 +266,17 @@ def _fit(
                 guard.end(loss, gradients([*learnt, *criteria.parameters()]))
                 optimiser.step()
                 if average is not None:
-                    follow(average, model, recipe.train.ema)
+                    follow(means, values, recipe.train.ema)
                 step += 1
                 clock.count(len(rows))
+                read()
                 if looking:
                     look(epoch, target, ids, loss, norm)
                 for memory, level in zip(memories, everyone, strict=False):
                     memory.push(level, target, ids, unless=guard.bad)
                 if step % interval == 0 or step == steps:
                     clock.pause()
+                    read()
                     guard.look()
                     stale = 0 if judge(epoch) else stale + 1
                     model.train()
@@ -265,6 +285,7 @@ def _fit(
                     if stopped:
                         break
                 if checkpoints.due():
+                    read()
                     guard.look()
                     checkpoints.save(step, state())
             if stopped:

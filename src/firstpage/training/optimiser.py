@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from firstpage.models.embedder import Embedder
 from firstpage.training.settings import OptimiserSettings, ScheduleSettings
@@ -70,18 +71,23 @@ def rate(settings: ScheduleSettings, step: int, steps: int) -> float:
 
 
 @torch.no_grad()
-def follow(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """Draw an average of a model's weights, of the same shape, a step of 1 − `decay` towards them.
+def follow(means: Sequence[Tensor], values: Sequence[Tensor], decay: float) -> None:
+    """Draw averages of a model's values a step of 1 − `decay` towards them; counts just follow.
 
-    >>> average, model = (nn.Linear(1, 1, bias=False) for _ in range(2))
-    >>> average.weight.data.fill_(0), model.weight.data.fill_(1)
-    (tensor([[0.]]), tensor([[1.]]))
-    >>> follow(average, model, decay=0.75)
-    >>> average.weight.data
-    tensor([[0.2500]])
+    Args:
+        means: the averages, changed in place.
+        values: what they are averages of, in the same order.
+        decay: how much of the averages is kept.
+
+    >>> means, values = [torch.zeros(1), torch.tensor(0)], [torch.ones(1), torch.tensor(7)]
+    >>> follow(means, values, decay=0.75)
+    >>> means
+    [tensor([0.2500]), tensor(7)]
     """
-    for mean, value in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
-        if mean.is_floating_point():
-            mean.lerp_(value, 1 - decay)
-        else:
-            mean.copy_(value)
+    for learnt in (True, False):
+        of = [place for place, mean in enumerate(means) if mean.is_floating_point() == learnt]
+        some, towards = [means[place] for place in of], [values[place] for place in of]
+        if some and learnt:  # a few kernels for all of them, not one each
+            torch._foreach_lerp_(some, towards, 1 - decay)
+        elif some:
+            torch._foreach_copy_(some, towards)

@@ -153,6 +153,7 @@ class TrainSettings:
         folds: into how many parts the training classes are cut (`fair`).
         precision: `bf16` or `fp32`; `auto` is bf16 on a GPU.
         compile: `torch.compile` network, augmentation and loss; a minute at the start, then twice the pace.
+            On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
         sync_batch_norm: let batch norms that learn take the statistics of all ranks' images.
         ema: decay of an average of the weights that is evaluated and saved; 0 for none.
         evaluate_every: epochs between evaluations.
