@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 __all__ = ["FULL", "check", "write"]
 
@@ -32,11 +34,15 @@ def check(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def write(path: str | os.PathLike[str], data: bytes) -> None:
+def write(path: str | os.PathLike[str], data: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file whole: beside its place, out to the disk, then renamed into it.
 
     A process that dies leaves the file that was there before, and perhaps a `.part` beside it. Any other
     failure removes that too.
+
+    Args:
+        path: the file, in a folder that is there.
+        data: what shall be in it, or what writes it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +54,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     part = target.with_name(f"{target.name}.part")
     try:
         with part.open("wb") as file:
-            file.write(data)
+            file.write(data) if isinstance(data, bytes) else data(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)

@@ -103,7 +103,7 @@ def naive_box(areas, shapes, place, height, width, scale, ratio):
     ],
 )
 def test_windows_of_resized_crops_follow_the_rule(height, width, scale, ratio):
-    draws = _uniform(1, 2, 0, 500)
+    draws = _uniform(1, 2, 500)
     tries = draws[:, 7:].reshape(500, 2, 10)
     boxes = _boxes(tries, draws[:, :2], height, width, scale, ratio).tolist()
     for box, (areas, shapes), place in zip(boxes, tries.tolist(), draws.tolist(), strict=True):

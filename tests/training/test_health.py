@@ -41,7 +41,7 @@ def test_spread_and_collapse_are_means_over_pairs_of_different_images():
         sum(a * b for a, b in zip(one, other, strict=True))
         for one, other in itertools.permutations(vectors, 2)
     ]
-    figures = health.values(health.measure(losses.TopKPrecision(), pairs))
+    figures = health.Reading(health.measure(losses.TopKPrecision(), pairs)).values()
     assert figures["spread"] == pytest.approx(1 - sum(cosines) / len(cosines), abs=1e-5)
     assert figures["collapse"] == pytest.approx(sum(c * c for c in cosines) / len(cosines), abs=1e-5)
 
@@ -55,7 +55,9 @@ def test_spread_and_collapse_are_means_over_pairs_of_different_images():
     ],
 )
 def test_a_point_and_a_line_are_collapsed(vectors, spread, collapse):
-    figures = health.values(health.measure(losses.NCA(), Pairs.of(vectors, torch.tensor([0, 0, 1, 1]))))
+    figures = health.Reading(
+        health.measure(losses.NCA(), Pairs.of(vectors, torch.tensor([0, 0, 1, 1])))
+    ).values()
     assert (figures["spread"], figures["collapse"]) == pytest.approx((spread, collapse), abs=1e-5)
 
 
@@ -70,7 +72,7 @@ def test_active_pairs_are_those_of_active_triplets(margin):
             active |= {(anchor, positive), (anchor, negative)}
             moved.add(anchor)
     loss = losses.Triplet("cosine", margin, "all", "all")
-    figures = health.values(health.measure(loss, pairs))
+    figures = health.Reading(health.measure(loss, pairs)).values()
     assert figures["active_pairs"] == pytest.approx(len(active) / (12 * 11))
     assert figures["idle_anchors"] == pytest.approx(1 - len(moved) / 12)
     assert 0 < len(moved) <= 12
@@ -79,7 +81,7 @@ def test_active_pairs_are_those_of_active_triplets(margin):
 @pytest.mark.parametrize("name", losses.names())
 def test_every_loss_is_measured_and_not_disturbed(name):
     loss, pairs = create(name), pairs_of()
-    figures = health.values(health.measure(loss, pairs))
+    figures = health.Reading(health.measure(loss, pairs)).values()
     assert 0 <= figures["idle_anchors"] <= 1
     assert ("active_pairs" in figures) == (name not in ("npair", "proxy-nca", "spectral-clust"))
     assert 0 < figures.get("active_pairs", 1) <= 1
@@ -91,7 +93,7 @@ def test_candidates_that_are_no_batch_are_measured_too():
     batch = pairs_of()
     memory = torch.randn(30, 6)
     pairs = Pairs.of(batch.queries, batch.labels, memory, torch.arange(30) % 4)
-    figures = health.values(health.measure(losses.RankedList(), pairs))
+    figures = health.Reading(health.measure(losses.RankedList(), pairs)).values()
     cosine = unit(batch.queries) @ unit(memory).T
     assert figures["spread"] == pytest.approx(1 - float(cosine.mean()), abs=1e-5)
     assert 0 < figures["active_pairs"] <= 1
@@ -127,7 +129,7 @@ def test_the_histogram_of_beta_counts_every_query():
     loss = losses.Margin(classes=4)
     with torch.no_grad():
         loss.beta_class.copy_(torch.tensor([-0.65, 0.05, 0.05, 3.0]))  # 3.0 is beyond the sphere
-    figures = health.values(health.measure(loss, pairs_of()))
+    figures = health.Reading(health.measure(loss, pairs_of())).values()
     expected = [0] * 20
     expected[5], expected[12], expected[19] = 3, 6, 3  # 0.55, 1.25 twice, 4.2
     assert figures["beta_histogram"] == expected

@@ -159,8 +159,10 @@ class Augment:
             seed, step = 0, 0  # what is drawn is not used
         if seed is None or step is None:
             raise ValueError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
-        block = _planned(self, seed, step // _AHEAD, first, batch, height, width, pixels.device)
-        return {name: parts[step % _AHEAD] for name, parts in block.items()}
+        # In powers of two, so that the chunks of a large batch share a few plans.
+        upto = 1 << (first + batch - 1).bit_length() if first + batch else 0
+        block = _planned(self, seed, step // _AHEAD, upto, height, width, pixels.device)
+        return {name: parts[step % _AHEAD, first : first + batch] for name, parts in block.items()}
 
 
 @lru_cache(maxsize=64)
@@ -168,7 +170,6 @@ def _planned(
     augment: Augment,
     seed: int,
     block: int,
-    first: int,
     batch: int,
     height: int,
     width: int,
@@ -176,7 +177,7 @@ def _planned(
 ) -> dict[str, Tensor]:
     """Plans `[_AHEAD, B, …]` of a block of steps: many small operations are paid for once."""
     steps = range(block * _AHEAD, (block + 1) * _AHEAD)
-    draws = torch.cat([_uniform(seed, step, first, batch) for step in steps])
+    draws = torch.cat([_uniform(seed, step, batch) for step in steps])
     rows = len(draws)
     tries = draws[:, 7:].reshape(rows, 2, _TRIES)
     if augment.crop == "resized":
@@ -240,12 +241,11 @@ def _middle(length: int, size: int) -> int:
     return round((length - size) / 2)
 
 
-def _uniform(seed: int, step: int, first: int, batch: int) -> Tensor:
+def _uniform(seed: int, step: int, batch: int) -> Tensor:
     """Uniform numbers for each sample, always as many: one setting does not change another's draws."""
     digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest))
-    draws = torch.rand(first + batch, 7 + 2 * _TRIES, generator=generator, dtype=torch.float64)
-    return draws[first:]
+    return torch.rand(batch, 7 + 2 * _TRIES, generator=generator, dtype=torch.float64)
 
 
 def _boxes(

@@ -51,7 +51,8 @@ class GroupSampler(Sampler[list[int]]):
         drop_last: Leave out the last, shorter batch.
 
     Raises:
-        ValueError: A batch could not be filled, or would hold one class only and so no negatives.
+        ValueError: A batch could not be filled, or would hold one class only and so no negatives (but for
+            the last, shorter one).
 
     Example:
         >>> labels = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]

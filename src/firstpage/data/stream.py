@@ -56,6 +56,7 @@ class Stream:
         workers: int | None = None,
     ) -> None:
         self.catalog = catalog
+        self.ok = np.ones(len(catalog), dtype=bool)  # nobody has tried
         self.framing = Framing(size, resize, boxes, margin)
         self._crops = self.framing.crops(catalog)
         self._folder = TemporaryDirectory(prefix="firstpage-")

@@ -47,6 +47,10 @@ class NCA(MinedLoss):
     near some image of its class, not near all. It wants 4 to 16 images a class. An anchor without a semi-hard
     negative is dropped, that is, its term is 0.
 
+    EPHN and EPSHN want features to begin with. From random weights the easiest positive and the negative next
+    to it are neighbours by chance: the loss stays about log 2 and learns slowly (on glyphs P@1 goes from 0.9
+    to 3.8 in 8 epochs; with EP to 7.9 in 4). Without pretrained weights begin with EP or top-k precision.
+
     The paper's equations leave the temperature out; its text sets it to 0.1. The released code sums over the
     batch, so its learning rate of 5e-4 at batch 128 is about 0.06 for the mean used here. Like it, candidates
     more similar than `copies` are not taken as positives, so that an image repeated in the batch is not its

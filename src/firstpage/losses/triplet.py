@@ -51,7 +51,7 @@ def _sum_of_hinges(bound: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
     finite = torch.where(ordered > -torch.inf, ordered, 0.0).double()
     tails = torch.cat([torch.zeros_like(finite[:, :1]), finite.cumsum(dim=1)], dim=1)  # [Q, K + 1]
     above = torch.searchsorted(-ordered.detach(), -bound.detach())  # how many are larger
-    return (tails.gather(1, above) - above * bound).to(bound.dtype)
+    return (tails.gather(1, above) - above * bound.double()).to(bound.dtype)
 
 
 class Triplet(MinedLoss):

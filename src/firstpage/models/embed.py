@@ -51,16 +51,13 @@ def embed_to_file(
     kept = np.flatnonzero(store.ok)
     vectors = embedder.embed(store, rows=kept, progress=progress).numpy()
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    with part.open("wb") as file:
-        np.savez(
-            file,
-            embeddings=vectors,
-            labels=catalog.labels[kept],
-            classes=np.array(catalog.classes),
-            paths=np.array([catalog.paths[row] for row in kept]),
-        )
-    os.replace(part, target)
+    arrays = {
+        "embeddings": vectors,
+        "labels": catalog.labels[kept],
+        "classes": np.array(catalog.classes),
+        "paths": np.array([catalog.paths[row] for row in kept]),
+    }
+    durable.write(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     left = len(catalog) - len(kept)
     note = f"; {left:,} could not be read" if left else ""
     return f"wrote {len(kept):,} embeddings of {embedder.dim} dimensions to {target}{note}"

@@ -45,8 +45,8 @@ class Pixels(Protocol):
 class _Level(nn.Sequential):
     """Pooling, an optional layer norm and a head: features of one stage to a vector."""
 
-    def __init__(self, width: int, settings: ModelSettings) -> None:
-        layers: list[nn.Module] = [Pooling(settings.pooling)]
+    def __init__(self, width: int, settings: ModelSettings, prefix: int) -> None:
+        layers: list[nn.Module] = [Pooling(settings.pooling, prefix)]
         if settings.layer_norm:
             layers.append(nn.LayerNorm(width, elementwise_affine=False))
         if settings.head == "mlp":
@@ -84,7 +84,7 @@ class Embedder(nn.Module):
         # The weights are in the model from here on: where they came from does not travel with it.
         self.settings = replace(settings, crop=crop)
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
-        self.heads = nn.ModuleList(_Level(width, settings) for width in widths)
+        self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix) for width in widths)
         self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)
         if settings.freeze_batch_norm:
             backbones.freeze_batch_norm(self.backbone)
@@ -157,6 +157,7 @@ class Embedder(nn.Module):
         rows: Sequence[int] | np.ndarray | None = None,
         batch_size: int = 256,
         progress: bool = True,
+        half: bool | None = None,
     ) -> Tensor:
         """Unit vectors [N, dim] of many images, float32 on the CPU.
 
@@ -165,6 +166,7 @@ class Embedder(nn.Module):
             rows: which of them; all if left out.
             batch_size: images at a time.
             progress: show a progress bar.
+            half: run the network in bfloat16; on a GPU if left out.
 
         Raises:
             ValueError: a file cannot be decoded (it is named), or an array is not an image.
@@ -175,12 +177,13 @@ class Embedder(nn.Module):
         """
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
+        half = device.type == "cuda" if half is None else half
         self.eval()
         vectors = []
         try:
             with (
                 progress_bar("embedding", len(chosen), progress) as advance,
-                torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
+                torch.autocast(device.type, torch.bfloat16, enabled=half),
             ):
                 for pixels in self._pixels(images, chosen, batch_size):
                     network_input = self.preprocess(pixels.to(device, non_blocking=True))

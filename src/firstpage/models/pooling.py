@@ -11,11 +11,12 @@ POOLINGS = ("avg", "max", "avg+max", "gem", "cls")
 
 
 class Pooling(nn.Module):
-    """One vector [B, C] from a map [B, C, h, w] or from tokens [B, 1 + patches, C], class token first.
+    """One vector [B, C] from a map [B, C, h, w] or from tokens [B, prefix + patches, C], class token first.
 
     Args:
         kind: `avg`, `max`, their sum `avg+max` (best for pretrained ResNets), `gem` (the generalised mean
             with a learnt exponent) or `cls` (the class token; tokens only).
+        prefix: tokens that are no patches: a class token, registers. They are not pooled.
 
     >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[5.]])
@@ -23,23 +24,23 @@ class Pooling(nn.Module):
     tensor([[1., 2.]])
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, prefix: int = 1) -> None:
         super().__init__()
         if kind not in POOLINGS:
             raise ValueError(f"pooling={kind!r}: choose one of {', '.join(POOLINGS)}")
-        self.kind = kind
+        self.kind, self.prefix = kind, prefix
         self.exponent = nn.Parameter(torch.tensor(3.0)) if kind == "gem" else None
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, C]."""
         if self.kind == "cls":
-            if features.ndim != 3:
+            if features.ndim != 3 or not self.prefix:
                 raise ValueError(
                     "pooling='cls': this backbone has no class token: choose avg, max, avg+max or gem"
                 )
             return features[:, 0]
         # [B, places, C]
-        places = features[:, 1:] if features.ndim == 3 else features.flatten(2).transpose(1, 2)
+        places = features[:, self.prefix :] if features.ndim == 3 else features.flatten(2).transpose(1, 2)
         if self.exponent is not None:
             return places.clamp_min(1e-6).pow(self.exponent).mean(dim=1).pow(1 / self.exponent)
         if self.kind == "avg":

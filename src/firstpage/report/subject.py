@@ -107,10 +107,14 @@ class Subject:
         framing = model.framing
         pixels = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
         search = _test(catalog, pixels.ok, settings)
-        vectors = model.embed(pixels, rows=search.queries, progress=progress).to(model.device)
+        vectors = model.embed(pixels, rows=search.queries, progress=progress, half=settings.half).to(
+            model.device
+        )
         gallery = None
         if search.gallery is not None:
-            gallery = model.embed(pixels, rows=search.gallery, progress=progress).to(model.device)
+            gallery = model.embed(pixels, rows=search.gallery, progress=progress, half=settings.half).to(
+                model.device
+            )
         name = source.resolve().name
         return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record)
 

@@ -25,7 +25,7 @@ class Clock:
         self.device = device
         self.seconds = self._warm_seconds = 0.0
         self._steps = self._images = 0
-        self._since = time.perf_counter()
+        self._since = float("nan")  # until `resume`
 
     def count(self, images: int) -> None:
         """A step of so many images is done."""

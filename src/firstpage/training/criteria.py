@@ -28,6 +28,10 @@ def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) ->
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ValueError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
+    if settings.get("reduction") == "none":
+        raise ValueError(
+            "loss.reduction='none': training needs one number: choose mean or sum, or leave it out"
+        )
     if name == "proxy-nca":
         settings = {"classes": classes, "dim": model.level_dim} | settings
     for key, count in (("classes", classes), ("images", images)):

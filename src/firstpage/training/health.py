@@ -12,7 +12,7 @@ from firstpage.losses import Margin
 from firstpage.losses.base import Loss
 from firstpage.pairs import Pairs
 
-__all__ = ["Reading", "Watch", "measure", "values"]
+__all__ = ["Reading", "Watch", "measure"]
 
 BINS = 20  # of the histogram of β, over the distances 0 to 2 of the sphere
 
@@ -116,15 +116,6 @@ class Reading:
             part, read = read[: shape.numel()], read[shape.numel() :]
             found[name] = [int(count) for count in part] if shape else part[0]
         return found
-
-
-def values(figures: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Figures as numbers, now.
-
-    >>> values({"loss": torch.tensor(0.5)})
-    {'loss': 0.5}
-    """
-    return Reading(figures).values()
 
 
 class Watch:

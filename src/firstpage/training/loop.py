@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -76,7 +77,8 @@ def fit(
     True
     """
     place = choose(device)
-    with started(place) as ranks, Run(folder if ranks.first else None) as run:
+    current = nullcontext() if place.index is None else torch.cuda.device(place)  # one of several GPUs
+    with current, started(place) as ranks, Run(folder if ranks.first else None) as run:
         return _fit(recipe, catalog, run, place, pixels, cache, progress and ranks.first, ranks)
 
 
@@ -114,7 +116,7 @@ def _fit(
     measure = [torch.compile(part) if recipe.train.compile else part for part in criteria]
     whole = recipe.batch.chunk == 0
     embed = compiled(model.raw, place, replay=whole) if recipe.train.compile else model.raw
-    half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and place.type == "cuda")
+    half = place.type == "cuda" if recipe.train.half is None else recipe.train.half
     image_ids = torch.from_numpy(roles.train).to(place)
     optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
     learnt = list(model.parameters())  # listed once: a network of many parts is slow to walk through
@@ -144,6 +146,10 @@ def _fit(
         run.begin(recipe, catalog, str(place))
     else:
         with checkpoints.fitting():
+            for own, group in zip(
+                optimiser.param_groups, saved["parts"]["optimiser"]["param_groups"], strict=True
+            ):
+                group["fused"] = own["fused"]  # which goes by the device, and this may be another one
             for name, part in parts.items():
                 part.load_state_dict(saved["parts"][name])
             step, stale, best_weights = saved["step"], saved["stale"], saved["best_weights"]
@@ -193,7 +199,7 @@ def _fit(
     def judge(epoch: int) -> bool:
         """Measure the model; whether it is the best so far."""
         ranks.agree((average or model).buffers())  # running statistics of batch norms are each rank's own
-        figures = roles.select.measure(average or model, pixels, catalog.labels, ranks)
+        figures = roles.select.measure(average or model, pixels, catalog.labels, ranks, half)
         run.log(step=step, epoch=epoch, **figures)
         display.evaluated(epoch, figures)
         result.history.append({"epoch": epoch} | figures)
@@ -235,6 +241,7 @@ def _fit(
             judge(0)
         else:
             display.say(f"goes on after step {step} of {steps}")
+        clock.resume()
         for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
             model.train()
             for parameter in backbone:
@@ -285,9 +292,11 @@ def _fit(
                     if stopped:
                         break
                 if checkpoints.due():
+                    clock.pause()
                     read()
                     guard.look()
                     checkpoints.save(step, state())
+                    clock.resume()
             if stopped:
                 break
         clock.pause()
@@ -298,11 +307,15 @@ def _fit(
             final.save(run.folder / "last")
         final.load_state_dict(best_weights)
         result.model = final.eval()
+        if run.folder is not None:
+            final.save(run.folder / "best")  # a run that was killed may have left a later one there
         result.seconds, result.images_per_second = clock.seconds, clock.pace()
         result.warnings = watch.warnings
         same = roles.test is roles.select
         if roles.test is not None:
-            result.test = result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks)
+            result.test = (
+                result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks, half)
+            )
         run.end(
             protocol=recipe.train.protocol,
             best=result.best,

@@ -69,6 +69,11 @@ def make_plan(
     """
     if recipe.batch.size < world:
         raise ValueError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
+    if recipe.train.sync_batch_norm and recipe.batch.chunk:
+        raise ValueError(
+            "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "
+            "leave one of the two out"
+        )
     seed, place = recipe.train.seed, model.device
     roles = assign(catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train)
     for search in (roles.select, roles.test):

@@ -172,20 +172,21 @@ class Ranks:
             with _together():
                 dist.barrier(self.host)
 
-    def embed(self, model: Embedder, pixels: Pixels, rows: np.ndarray) -> Tensor:
+    def embed(self, model: Embedder, pixels: Pixels, rows: np.ndarray, half: bool | None = None) -> Tensor:
         """[rows, dim] on every rank: the unit vectors of stored images, each rank having embedded its share.
 
         Args:
             model: the embedder, equal on all ranks.
             pixels: the images.
             rows: which of them, and in which order.
+            half: see `Embedder.embed`.
 
         >>> from PIL import Image
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
         >>> Ranks().embed(model, [Image.new("RGB", (9, 9))], np.arange(1)).shape
         torch.Size([1, 4])
         """
-        mine = model.embed(pixels, rows=rows[self.share(len(rows))], progress=False)
+        mine = model.embed(pixels, rows=rows[self.share(len(rows))], progress=False, half=half)
         return self.gather(mine.to(model.device), len(rows))
 
 

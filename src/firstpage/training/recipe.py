@@ -92,9 +92,10 @@ class Recipe:
                 place = place.setdefault(key, {})
                 if not isinstance(place, dict):
                     raise ValueError(f"--set {change!r}: {key} holds a value, not a table")
-            if keys == ["loss", "name"] and table["loss"].get("name") != text:
+            value = _value(text.strip())
+            if keys == ["loss", "name"] and table["loss"].get("name") != value:
                 table["loss"] = place = {}  # another loss has other settings
-            place[keys[-1]] = _value(text.strip())
+            place[keys[-1]] = value
         return type(self).of(table)
 
     def toml(self) -> str:

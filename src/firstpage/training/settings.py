@@ -14,6 +14,13 @@ __all__ = [
 ]
 
 
+def _not_negative(section: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not value >= 0:
+            raise ValueError(f"{section}.{name}={value}: must not be negative")
+
+
 @dataclass(frozen=True)
 class BatchSettings:
     """`[batch]`: what a `GroupSampler` needs, and how much of it is in a network at a time.
@@ -35,8 +42,7 @@ class BatchSettings:
     chunk: int = 0
 
     def __post_init__(self) -> None:
-        if self.chunk < 0:
-            raise ValueError(f"batch.chunk={self.chunk}: must not be negative; 0 takes the batch at once")
+        _not_negative("batch", self, "chunk")
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,7 @@ class MemorySettings:
     start: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("size", self.size), ("start", self.start)):
-            if value < 0:
-                raise ValueError(f"memory.{name}={value}: must not be negative")
+        _not_negative("memory", self, "size", "start")
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class OptimiserSettings:
             raise ValueError(f"optimiser.name={self.name!r}: choose one of adamw, adam, sgd")
         if not self.lr > 0:
             raise ValueError(f"optimiser.lr={self.lr}: must be positive")
+        _not_negative("optimiser", self, "head", "loss", "weight_decay", "momentum", "clip")
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,12 @@ class ScheduleSettings:
             raise ValueError(f"schedule.kind={self.kind!r}: choose one of step, cosine, constant")
         if self.epochs < 1:
             raise ValueError(f"schedule.epochs={self.epochs}: must be at least 1")
+        if not all(0 < milestone <= 1 for milestone in self.milestones):
+            raise ValueError(
+                f"schedule.milestones={list(self.milestones)}: shares of all epochs, between 0 and 1: "
+                f"epoch {self.epochs // 2} of {self.epochs} is {self.epochs // 2 / self.epochs:.2g}"
+            )
+        _not_negative("schedule", self, "factor", "warmup", "head_epochs")
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ class TrainSettings:
             held out from training, and touches the test classes once, at the end.
         fold: which of the `folds` holds the classes held out (`fair`).
         folds: into how many parts the training classes are cut (`fair`).
-        precision: `bf16` or `fp32`; `auto` is bf16 on a GPU.
+        precision: of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
         compile: `torch.compile` network, augmentation and loss; a minute at the start, then twice the pace.
             On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
         sync_batch_norm: let batch norms that learn take the statistics of all ranks' images.
@@ -191,7 +202,13 @@ class TrainSettings:
             raise ValueError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
         if self.evaluate_every < 1:
             raise ValueError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
-        if self.evaluate_steps < 0:
-            raise ValueError(f"train.evaluate_steps={self.evaluate_steps}: must not be negative")
-        if not self.checkpoint_every >= 0:
-            raise ValueError(f"train.checkpoint_every={self.checkpoint_every}: minutes, 0 or more")
+        _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every")
+
+    @property
+    def half(self) -> bool | None:
+        """Whether the network runs in bfloat16; None goes by the device.
+
+        >>> TrainSettings(precision="fp32").half
+        False
+        """
+        return {"bf16": True, "fp32": False}.get(self.precision)

@@ -58,11 +58,12 @@ class Search:
         pixels: Pixels,
         labels: NDArray[np.int64],
         ranks: Ranks = Ranks(),  # noqa: B008
+        half: bool | None = None,
     ) -> dict[str, float]:
         """The model's figures in this test, by name; each rank embeds and searches its share."""
 
         def part(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-            return ranks.embed(model, pixels, rows), torch.from_numpy(labels[rows]).to(model.device)
+            return ranks.embed(model, pixels, rows, half), torch.from_numpy(labels[rows]).to(model.device)
 
         gallery = part(self.gallery) if self.gallery is not None else ()
         found = evaluate(*part(self.queries), *gallery, shared=ranks.world > 1)

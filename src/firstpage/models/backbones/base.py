@@ -24,7 +24,7 @@ class Backbone(nn.Module, ABC):
 
     Every backbone takes RGB images in 0..1, normalised by ImageNet's mean and deviation; one whose published
     weights expect anything else converts on the way in. It returns a map [B, C, h, w] or, for a
-    transformer, tokens [B, 1 + patches, C], class token first.
+    transformer, tokens [B, prefix + patches, C], class token first.
 
     A subclass sets `widths` and writes `stages`.
 
@@ -43,6 +43,7 @@ class Backbone(nn.Module, ABC):
 
     widths: tuple[int, int, int]  # channels of the low, middle and high stage; the high one is the output
     size: int = 224  # pixels a side its published weights expect
+    prefix: int = 1  # of a transformer: how many tokens come before the patches
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     published: bool = True  # whether the public weights of its name fit it (with other strides, they do not)

@@ -56,8 +56,8 @@ def keep_statistics(module: nn.Module) -> Iterator[None]:
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     before = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
-    for layer in layers:
-        layer.momentum, layer.num_batches_tracked = 0.0, None
+    for layer, (_, count) in zip(layers, before, strict=True):
+        layer.momentum, layer.num_batches_tracked = 0.0, None if count is None else count.clone()
     try:
         yield
     finally:

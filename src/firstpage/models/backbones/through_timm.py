@@ -49,6 +49,7 @@ class ThroughTimm(Backbone):
         self.has_tokens = hasattr(network, "num_prefix_tokens")
         high = int(network.num_features)
         if self.has_tokens:
+            self.prefix = int(network.num_prefix_tokens)
             self.widths = (high, high, high)
         else:
             low, middle = (int(level["num_chs"]) for level in list(network.feature_info)[-3:-1])
@@ -75,9 +76,9 @@ class ThroughTimm(Backbone):
             images,
             indices=[depth // 3 - 1, 2 * depth // 3 - 1],
             output_fmt="NLC",
-            return_prefix_tokens=self.network.num_prefix_tokens > 0,
+            return_prefix_tokens=self.prefix > 0,
         )
-        if self.network.num_prefix_tokens:
+        if self.prefix:
             kept = [torch.cat([prefix, patches], dim=1) for patches, prefix in kept]
         return kept[0], kept[1], high
 
