@@ -520,3 +520,19 @@ def test_every_loss_brings_classes_together(name):
         loss(network(features), labels).backward()
         optimiser.step()
     assert precision() >= before + 0.2
+
+
+def test_thousands_of_negatives_that_hardly_violate_lose_no_digits():
+    similarity = 0.7 + 1e-7 * torch.rand(1, 16_384, generator=torch.Generator().manual_seed(0))
+    positive = torch.tensor([[0.7]])
+    pairs = Pairs(
+        torch.zeros(1, 2),
+        torch.zeros(1, dtype=torch.long),
+        torch.zeros(16_385, 2),
+        torch.arange(16_385).clamp(max=1),
+        torch.cat([positive, similarity], dim=1),
+        torch.arange(16_385)[None] == 0,
+        torch.arange(16_385)[None] > 0,
+    )
+    loss = losses.Triplet(margin=0.0, positives="all", negatives="all").of(pairs)
+    torch.testing.assert_close(loss.double(), (similarity.double() - positive.double()).relu().mean())

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance
 
-from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augment, _boxes, _uniform
+from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augment, _boxes, _planned, _uniform
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255,) * 3}  # the output is the pixel values themselves
 
@@ -218,6 +218,14 @@ def test_ranks_give_their_slice_what_one_process_gives_it():
     whole = FULL(pixels, seed=0, step=9)
     parts = [FULL(pixels[first : first + 6], seed=0, step=9, first=first) for first in range(0, 24, 6)]
     assert torch.equal(torch.cat(parts), whole)
+
+
+def test_the_chunks_of_a_large_batch_share_their_plans():
+    pixels, before = noise(2, 24, 24), _planned.cache_info().misses
+    for step in range(16, 19):
+        for first in range(0, 600, 2):  # more than are kept
+            FULL(pixels, seed=77, step=step, first=first)
+    assert _planned.cache_info().misses - before <= 10
 
 
 def test_one_setting_does_not_change_the_draws_of_another():

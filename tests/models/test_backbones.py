@@ -29,6 +29,7 @@ from firstpage.models.backbones import (
     freeze_batch_norm,
 )
 from firstpage.models.backbones.base import initialise
+from firstpage.models.backbones.batch_norm import keep_statistics
 from firstpage.models.backbones.vit import resample_positions
 
 CHECKOUT = Path(__file__).parents[2]
@@ -349,6 +350,16 @@ def step(network, batch):
     return {key: parameter.grad for key, parameter in network.named_parameters()}, dict(
         network.named_buffers()
     )
+
+
+def test_layers_that_learn_nothing_count_nothing_and_still_have_a_count():
+    layers = torch.nn.ModuleList(
+        [torch.nn.SyncBatchNorm(2), torch.nn.BatchNorm1d(2, track_running_stats=False)]
+    )
+    with keep_statistics(layers):
+        layers[0].num_batches_tracked.add_(1)  # torch's own insists on one
+        assert layers[1].num_batches_tracked is None
+    assert layers[0].num_batches_tracked == 0
 
 
 @families

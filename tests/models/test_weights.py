@@ -25,6 +25,7 @@ from firstpage.models.backbones import (
     through_timm,
 )
 from firstpage.models.backbones.vit import resample_positions
+from firstpage.models.embedder import Embedder
 from firstpage.models.weights import load, read
 
 CHECKOUT = Path(__file__).parents[2]
@@ -381,6 +382,9 @@ def test_a_network_through_timm(tmp_path, prefix):
     for block in network.network.blocks[2:4]:
         tokens = block(tokens)
     torch.testing.assert_close(tokens, stages[1])
+    pooled = Embedder.create(backbone="timm:vit_tiny", options={"prefix": prefix}, head="none", pooling="avg")
+    expected = pooled.backbone(batch)[:, prefix:].mean(dim=1)
+    torch.testing.assert_close(pooled.raw(batch), (expected,))
     state = published(Standin(prefix), **{"head.weight": torch.ones(2)})
     loaded = create("timm:vit_tiny", prefix=prefix, weights=written(state, tmp_path / "weights.pth"))
     same(loaded.network, state)
@@ -388,6 +392,9 @@ def test_a_network_through_timm(tmp_path, prefix):
 
 @pytest.mark.usefixtures("timm")
 def test_timm_errors():
+    without = Embedder.create(backbone="timm:vit_tiny", options={"prefix": 0}, pooling="cls")
+    with pytest.raises(ValueError, match="this backbone has no class token"):
+        without(torch.zeros(1, 3, 28, 28))
     with pytest.raises(ValueError, match=r"'timm:vit_tyni': no such name; did you mean 'timm:vit_tiny'\?"):
         create("timm:vit_tyni")
     with pytest.raises(ValueError, match=r"'timm:vit_tiny': .*unexpected keyword argument 'depth'"):

@@ -1,5 +1,6 @@
 """fit: it learns, repeats itself to the last bit, and complains before it writes."""
 
+import copy
 import json
 from functools import partial
 
@@ -9,9 +10,9 @@ import torch
 from PIL import Image
 
 from firstpage import cli, training
-from firstpage.data import Catalog
+from firstpage.data import Catalog, Stream
 from firstpage.models import Embedder
-from firstpage.training import Recipe
+from firstpage.training import Recipe, clock, loop
 from firstpage.training.folds import summary
 from firstpage.training.splits import Search, assign
 
@@ -120,16 +121,92 @@ def test_every_kind_of_run_ends_with_figures(run, stripes, changes):
     assert len(result.history) == 3
 
 
-def test_the_backbone_waits_while_the_head_warms_up(run, stripes):
-    changes = ["schedule.epochs=1", "schedule.head_epochs=1", "model.freeze_batch_norm=true"]
+def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
+    changes = ["schedule.epochs=2", "schedule.head_epochs=1", "model.freeze_batch_norm=true"]
     torch.manual_seed(0)
     untrained = Embedder(recipe(*changes).model)
-    trained = fit(
-        recipe(*changes, "train.patience=9"), stripes, None, cache=run[0] / "cache", progress=False
-    ).model
-    # `best` may be the untrained model: look at the backbone only, which is the same either way
-    for mine, other in zip(trained.backbone.parameters(), untrained.backbone.parameters(), strict=True):
-        assert torch.equal(mine, other)
+    for epochs in (1, 2):
+        given = recipe(*changes, f"schedule.epochs={epochs}")
+        fit(given, stripes, tmp_path / str(epochs), cache=run[0] / "cache", progress=False)
+        last = Embedder.load(tmp_path / str(epochs) / "last")
+        moved = {
+            part: not torch.equal(mine, other)
+            for (part, mine), other in zip(last.named_parameters(), untrained.parameters(), strict=True)
+            if part.endswith("weight") and mine.ndim > 1
+        }
+        assert all(moved[part] == (epochs == 2 or part.startswith("heads.")) for part in moved)
+
+
+def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monkeypatch):
+    models, make = [], loop.make_optimiser
+
+    def recording(settings, model, criteria):
+        made, rates = make(settings, model, criteria)
+        models.append(copy.deepcopy(model.state_dict()))
+        made.register_step_post_hook(lambda *_: models.append(copy.deepcopy(model.state_dict())))
+        return made, rates
+
+    monkeypatch.setattr(loop, "make_optimiser", recording)
+    fit(recipe("train.ema=0.75"), stripes, tmp_path / "run", cache=run[0] / "cache", progress=False)
+    last = Embedder.load(tmp_path / "run" / "last").state_dict()
+    assert len(models) > 4
+    for name, mean in models[0].items():
+        for model in models[1:]:
+            mean = 0.75 * mean + 0.25 * model[name] if mean.is_floating_point() else model[name]
+        torch.testing.assert_close(last[name], mean)
+
+
+def test_the_best_model_is_in_its_folder_whatever_a_killed_run_left_there(
+    run, stripes, tmp_path, monkeypatch
+):
+    scribbled = []
+
+    def evaluated(self, epoch, figures):
+        if epoch:  # the untrained model stays the best
+            scribbled.append((tmp_path / "run" / "best" / "model.safetensors").write_bytes(b"another"))
+
+    monkeypatch.setattr(loop.Display, "evaluated", evaluated)
+    changes = recipe("optimiser.lr=1e-12")
+    result = fit(changes, stripes, tmp_path / "run", cache=run[0] / "cache", progress=False)
+    assert scribbled
+    best = Embedder.load(tmp_path / "run").state_dict()
+    assert all(torch.equal(best[name], value) for name, value in result.model.state_dict().items())
+
+
+def test_evaluations_are_not_time_spent_in_steps(run, stripes, monkeypatch):
+    now, measure = [0.0], Search.measure
+
+    def slow(*arguments):
+        now[0] += 1000
+        return measure(*arguments)
+
+    def tick():
+        now[0] += 1e-3
+        return now[0]
+
+    monkeypatch.setattr(clock.time, "perf_counter", tick)
+    monkeypatch.setattr(Search, "measure", slow)
+    result = fit(recipe("train.checkpoint_every=0"), stripes, None, cache=run[0] / "cache", progress=False)
+    assert 0 < result.seconds < 1000
+
+
+def test_evaluations_have_the_precision_of_the_steps(run, stripes, monkeypatch):
+    asked, embed = [], Embedder.embed
+
+    def spy(self, *arguments, half=None, **options):
+        asked.append(half)
+        return embed(self, *arguments, half=half, **options)
+
+    monkeypatch.setattr(Embedder, "embed", spy)
+    for precision in ("fp32", "bf16"):
+        changes = recipe(f"train.precision={precision}", "schedule.epochs=1")
+        fit(changes, stripes, None, cache=run[0] / "cache", progress=False)
+    assert asked == [False, False, True, True]
+
+
+def test_images_may_be_decoded_as_they_are_needed(stripes):
+    with Stream(stripes, size=36, workers=0) as stream:
+        assert fit(recipe("schedule.epochs=1"), stripes, pixels=stream, progress=False).test["P@1"] > 0
 
 
 def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):

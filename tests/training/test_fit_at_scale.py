@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from firstpage.data import Catalog
-from firstpage.training import Recipe, fit, ranks
+from firstpage.training import Recipe, fit, loop, ranks
 from firstpage.training.reproduce import reproduce
 
 IMAGES = 90
@@ -171,7 +171,7 @@ def test_of_many_ranks_the_first_tells_of_a_nan_and_keeps_it(tmp_path):
     assert found.where is not None
 
 
-def test_settings_that_cannot_be():
+def test_settings_that_cannot_be(monkeypatch):
     with pytest.raises(ValueError, match=r"memory\.size=40: ProxyNCA does not look at it"):
         trained(None, "loss.name=proxy-nca", "memory.size=40")
     with pytest.raises(ValueError, match=r"memory\.size=61: there are 60 training images"):
@@ -180,3 +180,9 @@ def test_settings_that_cannot_be():
         trained(None, "batch.chunk=-1")
     with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch has it on GPUs only"):
         trained(None, "train.sync_batch_norm=true")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "sync_batch_norm", lambda model: None)
+        with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: with batch\.chunk there is no"):
+            trained(None, "train.sync_batch_norm=true", "batch.chunk=4")
+    with pytest.raises(ValueError, match=r"loss\.reduction='none': training needs one number"):
+        trained(None, "loss.reduction=none")

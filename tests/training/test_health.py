@@ -15,6 +15,7 @@ from firstpage import losses
 from firstpage.data import Catalog
 from firstpage.pairs import Pairs, unit
 from firstpage.training import Recipe, fit, guard, health, loop
+from firstpage.training.checkpoint import Checkpoints
 from firstpage.training.draws import draws
 from firstpage.training.replay import compiled
 from firstpage.training.reproduce import reproduce
@@ -275,6 +276,33 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
     assert found.loss == pytest.approx(losses_seen[5], rel=1e-3 if way == "gpu" else 0, abs=0)
     assert math.isfinite(found.gradient_norm)
     assert found.where is None
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, later, name):
+    """As if begun on a CPU and continued on a GPU, or stopped with a look unread."""
+    monkeypatch.setattr(loop, "LOG_EVERY", 2)
+    changes = [f"optimiser.name={name}", "train.checkpoint_every=0"]
+    train(tmp_path / "whole", *changes)
+    save = Checkpoints.save
+
+    def stopping(self, step, state):
+        save(self, step, state)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if later:
+            look_later(patch)
+        patch.setattr(Checkpoints, "save", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "stopped", *changes)
+    look_later(monkeypatch)
+    train(tmp_path / "stopped", *changes)
+    whole, stopped = log(tmp_path / "whole"), log(tmp_path / "stopped")
+    assert [line["step"] for line in stopped] == [line["step"] for line in whole]
+    assert stopped[-2]["loss"] == pytest.approx(whole[-2]["loss"], rel=1e-3)
 
 
 @pytest.mark.usefixtures("_poisoned")

@@ -33,6 +33,9 @@ def test_every_recipe_that_ships_is_sound(name):
         ({"train": {"ema": 1.0}}, "train.ema=1.0"),
         ({"train": {"evaluate_every": 0}}, "train.evaluate_every=0"),
         ({"train": {"checkpoint_every": -1}}, "train.checkpoint_every=-1"),
+        ({"train": {"patience": -1}}, "train.patience=-1: must not be negative"),
+        ({"optimiser": {"clip": -1}}, "optimiser.clip=-1.0: must not be negative"),
+        ({"schedule": {"milestones": [8, 20], "epochs": 40}}, "shares of all epochs.* epoch 20 of 40 is 0.5"),
         ({"model": 3}, "model=3: is a table"),
         ({"model": {"head": "round"}}, "model.head='round'"),
     ],
@@ -59,6 +62,11 @@ def test_changes_are_written_as_in_toml():
 
 def test_another_loss_drops_the_settings_of_the_first():
     assert Recipe().changed(["loss.name=epshn"]).loss == {"name": "epshn"}
+
+
+@pytest.mark.parametrize("spelling", ["topk", " topk", '"topk"'])
+def test_the_same_loss_keeps_them(spelling):
+    assert Recipe().changed([f"loss.name={spelling}"]) == Recipe()
 
 
 @pytest.mark.parametrize("change", ["epochs=3", "schedule.epochs", "train.seed.x=1"])
