@@ -59,28 +59,52 @@ def _demo(out: Annotated[Path, typer.Option(help="The run folder.")] = Path("run
     typer.echo(demo(out))
 
 
+_SET = "section.key=value; repeatable. firstpage recipe lists all keys."
+
+
+@app.command("recipe")
+def _recipe(
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a recipe.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+) -> None:
+    """Print a recipe with all its settings; without a name, the one that train takes by default."""
+    from firstpage import recipes
+
+    typer.echo(recipes.find(recipe).changed(changes or []).toml())
+
+
 @app.command("train")
 def _train(
     recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a recipe.")] = None,
-    data: Annotated[str, typer.Option(help="A dataset: a folder, a table, or glyphs.")] = "glyphs",
+    data: Annotated[str | None, typer.Option(help="A dataset: a folder, a table, or glyphs.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> if left out.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
     folds: Annotated[bool, typer.Option("--folds", help="Every fold of train.protocol=fair.")] = False,
 ) -> None:
-    """Train an embedder, and keep the best one. A run that was killed goes on; a finished one is shown."""
+    """Train an embedder, and keep the best one. A run that was stopped goes on; a finished one is shown."""
     from firstpage import recipes
     from firstpage.data import read
     from firstpage.training import fit, fit_folds
+    from firstpage.training.checkpoint import Stopped
     from firstpage.training.folds import summary
 
     chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
-    if folds:
-        text = summary(fit_folds(chosen, read(data), folder, device=device, cache=cache))
-    else:
-        text = fit(chosen, read(data), folder, device=device, cache=cache).text()
+    if data is None and recipe != "glyphs":
+        raise ValueError(
+            "--data: say what to learn from: a folder with a folder of images a class, or a table"
+        )
+    catalog = read(data or "glyphs")
+    try:
+        if folds:
+            text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
+        else:
+            text = fit(chosen, catalog, folder, device=device, cache=cache).text()
+    except Stopped as stopped:
+        typer.echo(f"firstpage: {stopped}", err=True)
+        raise typer.Exit(128 + stopped.signal) from None
     if os.environ.get("RANK", "0") == "0":  # of many processes one speaks
         typer.echo(text)
 

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import tomllib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from firstpage import cli, training
+from firstpage import cli, recipes, training
 from firstpage.data import Catalog, Stream
 from firstpage.models import Embedder
 from firstpage.training import Recipe, clock, loop
 from firstpage.training.folds import summary
+from firstpage.training.result import Result
 from firstpage.training.splits import Search, assign
 
 fit, fit_folds = partial(training.fit, device="cpu"), partial(training.fit_folds, device="cpu")
@@ -261,11 +264,89 @@ def test_all_folds_train_one_after_the_other_and_are_averaged(run, stripes, tmp_
     assert [result.folder.name for result in results] == ["fold-0", "fold-1", "fold-2"]
     assert len({tuple(result.best.items()) for result in results}) == 3  # each held other classes out
     lines = summary(results).splitlines()
-    assert len(lines) == 6
+    assert lines[6:] == [f"model in {tmp_path / 'folds' / f'fold-{fold}' / 'best'}" for fold in range(3)]
     tests = np.array([result.test["P@1"] for result in results])
     half = 4.302653 * tests.std(ddof=1) / 3**0.5  # t with two degrees of freedom, from a table
     assert float(lines[4].split()[1]) == pytest.approx(tests.mean(), abs=0.051)
-    assert float(lines[5].split()[1]) == pytest.approx(half, abs=0.051)
+    assert float(lines[5].split()[3]) == pytest.approx(half, abs=0.051)
+
+
+def test_a_val_split_is_what_models_are_selected_by(run, stripes):
+    labels = stripes.labels
+    splits = {
+        "train": np.flatnonzero(labels % 3 == 0),
+        "val": np.flatnonzero(labels % 3 == 1),
+        "test": np.flatnonzero(labels % 3 == 2),
+    }
+    catalog = replace(stripes, splits=splits)
+    roles = assign(catalog, labels != 1, recipe("train.protocol=fair").train)
+    assert set(labels[roles.train]) == {c for c in range(24) if c % 3 == 0}
+    assert set(labels[roles.select.queries]) == {c for c in range(2, 24) if c % 3 == 1}
+    assert set(labels[roles.test.queries]) == {c for c in range(24) if c % 3 == 2}
+    assert roles.text(catalog) == (
+        "stripes: 64 images of 8 classes to learn from, 56 images of 7 classes to select by, "
+        "64 images of 8 classes to test"
+    )
+    with pytest.raises(ValueError, match="the data has a val split to select by"):
+        fit_folds(recipe("train.protocol=fair"), catalog)
+
+
+def test_the_table_of_a_fair_run_says_which_classes_its_figures_are_of():
+    figures = [{"P@1": 60.0}, {"P@1": 62.0}, {"P@1": 55.0}]
+    fair = Result(None, figures[1], figures[2], 3, figures[:2], 12.3, 1000)
+    assert fair.text().splitlines() == [
+        "                        P@1",
+        "untrained, held out    60.0",
+        "trained, held out      62.0",
+        "trained, test          55.0",
+        "best at epoch 3; 12 s, 1,000 images/s",
+    ]
+    paper = Result(None, figures[0], figures[0], 0, figures[:1], 1.25)
+    assert paper.text().splitlines() == [
+        "              P@1",
+        "untrained    60.0",
+        "trained      60.0",
+        "best at epoch 0; 1.2 s",
+        "no epoch was better than the untrained network: that is what is kept",
+    ]
+
+
+def test_images_that_cannot_be_read_are_told(stripes, tmp_path, capsys):
+    for path in stripes.paths:
+        (tmp_path / "images" / path).parent.mkdir(exist_ok=True)
+        (tmp_path / "images" / path).write_bytes(stripes.path(stripes.paths.index(path)).read_bytes())
+    (tmp_path / "images" / stripes.paths[1]).write_bytes(b"no image")
+    catalog = replace(stripes, root=tmp_path / "images")
+    fit(recipe("schedule.epochs=1"), catalog, tmp_path / "run", cache=tmp_path / "cache")
+    told = "1 of 192 images cannot be read, such as 00-1.png: firstpage data check tells why"
+    shown = " ".join(capsys.readouterr().err.split())
+    assert told in shown
+    assert "stripes: 127 images of 16 classes to learn from, 64 images of 8 classes to test" in shown
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["warnings"] == [told]
+    (tmp_path / "run" / "log.jsonl").unlink()
+    again = fit(recipe("schedule.epochs=1"), catalog, tmp_path / "run", cache=tmp_path / "cache")
+    assert told in again.text()  # though its curves are lost
+
+
+def test_a_folder_of_other_things_is_left_alone(run, stripes, tmp_path):
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(ValueError, match=r"holds other things, such as 'photo.jpg': give another --out"):
+        fit(recipe(), stripes, tmp_path, cache=run[0] / "cache", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_data_must_be_named(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "cub-topk"])
+    assert (end.value.code, capsys.readouterr().err[:26]) == (2, "firstpage: --data: say wha")
+
+
+def test_a_recipe_is_shown_with_all_its_settings(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["recipe", "glyphs", "--set", "loss.k=7"])
+    assert end.value.code == 0
+    shown = Recipe.of(tomllib.loads(capsys.readouterr().out))
+    assert shown == recipes.find("glyphs").changed(["loss.k=7"])
 
 
 def test_folds_hold_out_every_training_class_once(stripes):
@@ -290,7 +371,7 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
     cases = {
         "--set=model.backbone=resnet5": "did you mean",
         "--set=loss.name=topkk": "did you mean 'topk'",
-        "--set=batch.size=4096": "use batch_size <=",
+        "--set=batch.size=4096": "batch.images_per_class=4: the 16 classes give only 64 images; use ",
         "--device=cuda": "torch sees no GPU",
         "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 16",
         "--set=model.weights=nowhere.safetensors": "nowhere.safetensors",

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from firstpage import durable
+from firstpage import cli, durable, training
 from firstpage.data import Catalog
 from firstpage.training import Recipe, fit, loop
-from firstpage.training.checkpoint import Checkpoints, read_state, write_state
+from firstpage.training.checkpoint import Checkpoints, Stopped, read_state, write_state
 from firstpage.training.health import Watch
 from firstpage.training.run import Run
 
@@ -157,6 +157,51 @@ def test_a_killed_run_ends_in_the_same_bytes(unbroken, tmp_path, name, deaths):
     assert "checkpoint" in written
     train(tmp_path / "run", *RECIPES[name])
     assert contents(tmp_path / "run") == unbroken[name][2]
+
+
+@pytest.fixture
+def _signalled(monkeypatch, request):
+    """Signals reach the process in its fifth step; no checkpoint would be due for an hour."""
+    steps, step, make = [0], torch.optim.AdamW.step, Checkpoints.__init__
+
+    def signalled(*arguments):
+        steps[0] += 1
+        for number in request.param if steps[0] == 5 else ():
+            os.kill(os.getpid(), number)
+        return step(*arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", signalled)
+    monkeypatch.setattr(Checkpoints, "__init__", lambda self, folder, minutes: make(self, folder, 60.0))
+
+
+@pytest.mark.usefixtures("_signalled")
+@pytest.mark.parametrize("_signalled", [[signal.SIGINT], [signal.SIGTERM]], indirect=True)
+def test_a_run_that_is_asked_to_stop_keeps_its_step_and_goes_on(unbroken, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Stopped, match=r"^stopped after step 5: run the same again to go on$"):
+        train(tmp_path, *RECIPES["margin"])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    train(tmp_path, *RECIPES["margin"])
+    assert contents(tmp_path) == unbroken["margin"][2]
+
+
+@pytest.mark.usefixtures("_signalled", "unbroken")
+@pytest.mark.parametrize("_signalled", [[signal.SIGINT, signal.SIGINT]], indirect=True)
+def test_who_asks_twice_does_not_wait(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(tmp_path, *RECIPES["margin"])
+    assert caught.type is KeyboardInterrupt
+
+
+def test_a_stopped_command_says_how_to_go_on(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise Stopped("stopped after step 5: run the same again to go on", signal.SIGTERM)
+
+    monkeypatch.setattr(training, "fit", stopped)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "glyphs"])
+    assert end.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "firstpage: stopped after step 5: run the same again to go on\n"
 
 
 def test_a_kill_inside_a_write_leaves_half_a_file_and_harms_nothing(unbroken, tmp_path):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,9 +26,24 @@ from torch import Tensor
 
 from firstpage import durable
 
-__all__ = ["Checkpoints", "read_state", "write_state"]
+__all__ = ["Checkpoints", "Stopped", "read_state", "write_state"]
 
 KEPT = 2
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was asked to stop (Ctrl-C, SIGTERM), has written a checkpoint and can go on.
+
+    Attributes:
+        signal: which signal asked.
+
+    >>> str(Stopped("after step 3", 15)), Stopped("", 15).signal
+    ('after step 3', 15)
+    """
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.signal = number
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -91,10 +108,37 @@ class Checkpoints:
         self.seconds = 60 * minutes
         self.kept: int | None = None  # the step of the newest that is known to be sound
         self._since = time.monotonic()
+        self._asked = 0  # the signal that asked the run to stop
 
     def due(self) -> bool:
-        """Whether the last one is old enough."""
-        return self.folder is not None and time.monotonic() - self._since >= self.seconds
+        """Whether the last one is old enough, or the run shall stop."""
+        old = time.monotonic() - self._since >= self.seconds
+        return self.folder is not None and (old or bool(self._asked))
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """A context in which Ctrl-C and SIGTERM make a checkpoint due, and end the run once it is written.
+
+        The second one ends it at once. In threads, and where nothing is kept, signals do what they did.
+        """
+        if self.folder is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, _: object) -> None:
+            self._asked = number
+            restore()
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        try:
+            yield
+        finally:
+            restore()
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Keep the state after `step` steps, and of those before only the last."""
@@ -106,6 +150,8 @@ class Checkpoints:
         for old in self._paths()[:-KEPT]:
             old.unlink()
         self._since = time.monotonic()
+        if self._asked:
+            raise Stopped(f"stopped after step {step}: run the same again to go on", self._asked)
 
     def newest(self) -> dict[str, Any] | None:
         """The newest sound state; None if there is none. Damaged ones are removed, with a warning."""

@@ -35,7 +35,7 @@ def fit_folds(
         options: those of `fit`.
 
     Raises:
-        ValueError: the recipe's protocol has no folds.
+        ValueError: the recipe's protocol has no folds, or the data says what to select by.
 
     >>> from pathlib import Path
     >>> fit_folds(Recipe(), Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}))
@@ -45,6 +45,10 @@ def fit_folds(
     if recipe.train.protocol != "fair":
         raise ValueError(
             f"train.protocol={recipe.train.protocol!r}: it has no folds: use train.protocol='fair'"
+        )
+    if "val" in catalog.splits:
+        raise ValueError(
+            "--folds: the data has a val split to select by, so there is nothing to fold: leave it out"
         )
     return [
         fit(
@@ -58,7 +62,7 @@ def fit_folds(
 
 
 def summary(results: Sequence[Result]) -> str:
-    """A line a fold, then the mean with its 95 % interval (Student's t over the folds).
+    """A line a fold, then the mean with its 95 % interval (Student's t over the folds), and where models are.
 
     >>> made = [Result(None, {"P@1": 50.0}, {"P@1": figure}, 1) for figure in (60.0, 62.0)]
     >>> print(summary(made))
@@ -66,7 +70,7 @@ def summary(results: Sequence[Result]) -> str:
     fold 0      60.0
     fold 1      62.0
     mean        61.0
-    ±           12.7
+    ± (95 %)    12.7
     """
     tests = [result.test or result.best for result in results]
     names = [name for name in SHOWN if name in tests[0]]
@@ -74,6 +78,7 @@ def summary(results: Sequence[Result]) -> str:
     count = len(table)
     half = stdtrit(max(count - 1, 1), 0.975) * table.std(axis=0, ddof=min(1, count - 1)) / count**0.5
     rows = [(f"fold {fold}", line) for fold, line in enumerate(table)]
-    rows += [("mean", table.mean(axis=0)), ("±", half)]
+    rows += [("mean", table.mean(axis=0)), ("± (95 %)", half)]
     head = f"{'':10}" + "".join(f"{name:>7}" for name in names)
-    return "\n".join([head] + [f"{title:10}" + "".join(f"{x:7.1f}" for x in line) for title, line in rows])
+    lines = [head] + [f"{title:10}" + "".join(f"{x:7.1f}" for x in line) for title, line in rows]
+    return "\n".join(lines + [f"model in {result.folder / 'best'}" for result in results if result.folder])

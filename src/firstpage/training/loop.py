@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -131,6 +132,15 @@ def _fit(
     best_weights: dict[str, Tensor] = {}
     clock, watch = Clock(place), health.Watch()
     step, stale, stopped = 0, 0, False
+    unreadable = np.flatnonzero(~pixels.ok)
+    notes = (
+        [
+            f"{len(unreadable):,} of {len(catalog):,} images cannot be read, such as "
+            f"{catalog.paths[unreadable[0]]}: firstpage data check tells why"
+        ]
+        if len(unreadable)
+        else []
+    )
 
     parts: dict[str, Any] = {
         "model": model,
@@ -236,7 +246,11 @@ def _fit(
                 run.log(step=at, warning=warning)
                 display.say(warning)
 
-    with Display(steps, progress) as display, checkpoints.explaining():
+    stoppable = checkpoints.stoppable() if ranks.world == 1 else nullcontext()
+    with stoppable, Display(steps, progress) as display, checkpoints.explaining():
+        display.say(roles.text(catalog))
+        for warning in notes:
+            display.say(warning)
         if saved is None:
             judge(0)
         else:
@@ -310,7 +324,7 @@ def _fit(
         if run.folder is not None:
             final.save(run.folder / "best")  # a run that was killed may have left a later one there
         result.seconds, result.images_per_second = clock.seconds, clock.pace()
-        result.warnings = watch.warnings
+        result.warnings = notes + watch.warnings
         same = roles.test is roles.select
         if roles.test is not None:
             result.test = (

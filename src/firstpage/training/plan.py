@@ -80,13 +80,19 @@ def make_plan(
         if search is not None:
             search.check(catalog.labels)
     names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
-    sampler = GroupSampler(
-        codes,
-        recipe.batch.size,
-        recipe.batch.images_per_class,
-        oversample=recipe.batch.oversample,
-        seed=seed,
-    )
+    try:
+        sampler = GroupSampler(
+            codes,
+            recipe.batch.size,
+            recipe.batch.images_per_class,
+            oversample=recipe.batch.oversample,
+            seed=seed,
+        )
+    except ValueError as error:  # in the words of a recipe
+        said = str(error).removeprefix("GroupSampler(").replace("):", ":", 1).replace("=True", "=true")
+        for name in ("batch_size", "images_per_class", "oversample"):
+            said = said.replace(name, f"batch.{name.removeprefix('batch_')}")
+        raise ValueError(said) from None
     settings = recipe.augment
     augment = Augment(
         model.preprocess.size,

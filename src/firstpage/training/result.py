@@ -58,14 +58,20 @@ class Result:
 
     def text(self) -> str:
         """Before and after, as a small table."""
-        before, after = self.history[0], self.test or self.best
-        names = [name for name in SHOWN if name in after]
-        lines = [f"{'':10}" + "".join(f"{name:>7}" for name in names)]
-        for title, figures in (("untrained", before), ("trained", after)):
-            lines.append(f"{title:10}" + "".join(f"{figures[name]:7.1f}" for name in names))
-        lines.append(
-            f"best at epoch {self.epoch}; {self.seconds:.0f} s, {self.images_per_second:,.0f} images/s"
-        )
+        rows = [("untrained", figures) for figures in self.history[:1]] + [("trained", self.best)]
+        if self.test not in (None, self.best):  # selected on other classes than those it is judged by
+            rows = [(f"{title}, held out", figures) for title, figures in rows] + [
+                ("trained, test", self.test)
+            ]
+        names = [name for name in SHOWN if name in self.best]
+        width = max(len(title) for title, _ in rows) + 1
+        lines = [" " * width + "".join(f"{name:>7}" for name in names)]
+        for title, figures in rows:
+            lines.append(f"{title:{width}}" + "".join(f"{figures[name]:7.1f}" for name in names))
+        pace = f", {self.images_per_second:,.0f} images/s" if self.images_per_second else ""
+        lines.append(f"best at epoch {self.epoch}; {self.seconds:.{0 if self.seconds >= 10 else 1}f} s{pace}")
+        if not self.epoch:
+            lines.append("no epoch was better than the untrained network: that is what is kept")
         if self.folder is not None:
             lines.append(f"model in {self.folder / 'best'}")
         lines += self.warnings

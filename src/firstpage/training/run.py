@@ -72,11 +72,16 @@ class Run:
         """Keep other processes out of the folder, until the context ends or the process dies.
 
         Raises:
-            ValueError: another process trains in it, or has come to its end just now.
+            ValueError: another process trains in it, or has come to its end just now, or it is no run's.
         """
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "run.json").exists():
+            begun = ("lock", "recipe.toml", "recipe.toml.part", "run.json.part")  # by one that was killed
+            other = next((path.name for path in self.folder.iterdir() if path.name not in begun), None)
+            if other is not None:
+                raise ValueError(f"{self.folder}: holds other things, such as {other!r}: give another --out")
         given_up = time.monotonic() + PATIENCE
         while not self._locked():
             if time.monotonic() >= given_up:
@@ -229,13 +234,18 @@ def fingerprint(catalog: Catalog) -> str:
     return digest.hexdigest()
 
 
-def _difference(there: Recipe, here: Recipe) -> str | None:
+def _difference(there: Recipe, new: Recipe) -> str | None:
     """The first setting that differs, in words."""
     for section, table in asdict(there).items():
-        now = asdict(here)[section]
+        now = asdict(new)[section]
         for key in [*table, *now]:
             if table.get(key) != now.get(key):
-                return f"with {section}.{key}={table.get(key)!r}, not {now.get(key)!r}"
+                here = f"not {now[key]!r}" if key in now else "which is not given here"
+                return (
+                    f"with {section}.{key}={table[key]!r}, {here}"
+                    if key in table
+                    else f"without {section}.{key}"
+                )
     return None
 
 

@@ -159,7 +159,8 @@ class TrainSettings:
     Args:
         seed: of weights, batches, augmentation and draws.
         protocol: `paper` selects the best epoch on the test classes, as the papers did; `fair` on classes
-            held out from training, and touches the test classes once, at the end.
+            held out from training (those of a split `val`, where there is one), and touches the test classes
+            once, at the end.
         fold: which of the `folds` holds the classes held out (`fair`).
         folds: into how many parts the training classes are cut (`fair`).
         precision: of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.

@@ -84,9 +84,24 @@ class Roles:
     select: Search
     test: Search | None
 
+    def text(self, catalog: Catalog) -> str:
+        """What is learnt from and what is searched, in a line."""
+
+        def count(rows: Rows) -> str:
+            return f"{len(rows):,} images of {len(np.unique(catalog.labels[rows])):,} classes"
+
+        parts = [f"{count(self.train)} to learn from"]
+        if self.select is not self.test:
+            parts.append(f"{count(self.select.queries)} to select by")
+        if self.test is not None:
+            parts.append(f"{count(self.test.queries)} to test")
+        return f"{catalog.name}: {', '.join(parts)}"
+
 
 def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> Roles:
     """Cut a catalog for a protocol. A catalog without splits gives every fifth class to the test.
+
+    Under `fair` a split `val` is what models are selected by; without one, a fold of the training classes is.
 
     Raises:
         ValueError: there is no training split.
@@ -110,6 +125,8 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
         if test is None:
             raise ValueError(f"data: catalog {catalog.name!r} has no test split: use train.protocol='fair'")
         return Roles(train, test, test)
+    if len(splits.get("val", ())):
+        return Roles(train, Search(splits["val"]), test)
     fold = catalog.take(train).split_classes(folds=settings.folds, seed=settings.seed)[settings.fold]
     return Roles(train[fold.splits["train"]], Search(train[fold.splits["test"]]), test)
 
