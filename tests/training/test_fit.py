@@ -284,8 +284,7 @@ def test_a_val_split_is_what_models_are_selected_by(run, stripes):
     assert set(labels[roles.select.queries]) == {c for c in range(2, 24) if c % 3 == 1}
     assert set(labels[roles.test.queries]) == {c for c in range(24) if c % 3 == 2}
     assert roles.text(catalog) == (
-        "stripes: 64 images of 8 classes to learn from, 56 images of 7 classes to select by, "
-        "64 images of 8 classes to test"
+        "stripes: 64 images of 8 classes to learn from, 56 of 7 to select by, 64 of 8 to test"
     )
     with pytest.raises(ValueError, match="the data has a val split to select by"):
         fit_folds(recipe("train.protocol=fair"), catalog)
@@ -321,7 +320,7 @@ def test_images_that_cannot_be_read_are_told(stripes, tmp_path, capsys):
     told = "1 of 192 images cannot be read, such as 00-1.png: firstpage data check tells why"
     shown = " ".join(capsys.readouterr().err.split())
     assert told in shown
-    assert "stripes: 127 images of 16 classes to learn from, 64 images of 8 classes to test" in shown
+    assert "stripes: 127 images of 16 classes to learn from, 64 of 8 to test" in shown
     assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["warnings"] == [told]
     (tmp_path / "run" / "log.jsonl").unlink()
     again = fit(recipe("schedule.epochs=1"), catalog, tmp_path / "run", cache=tmp_path / "cache")

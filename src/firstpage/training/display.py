@@ -65,7 +65,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         if not self._bar.disable:
-            self._bar.console.print(text, highlight=False, markup=False)
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, completed: int | None = None) -> None:
         figures = "  ".join(part for part in (self._loss, self._first, self._pace) if part)

@@ -87,10 +87,10 @@ class Roles:
     def text(self, catalog: Catalog) -> str:
         """What is learnt from and what is searched, in a line."""
 
-        def count(rows: Rows) -> str:
-            return f"{len(rows):,} images of {len(np.unique(catalog.labels[rows])):,} classes"
+        def count(rows: Rows, of: str = " of") -> str:
+            return f"{len(rows):,}{of} {len(np.unique(catalog.labels[rows])):,}"
 
-        parts = [f"{count(self.train)} to learn from"]
+        parts = [f"{count(self.train, ' images of')} classes to learn from"]
         if self.select is not self.test:
             parts.append(f"{count(self.select.queries)} to select by")
         if self.test is not None:
