@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import firstpage
 from firstpage import cli
 
 
@@ -59,6 +60,22 @@ def test_errors_are_one_line_and_code_2(capsys):
     code, out, err = run(capsys, "data", "get", "nabirds", "birds")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("firstpage: get('nabirds'): no such dataset; use one of glyphs, cub")
+
+
+def test_version_and_help(capsys):
+    assert run(capsys, "--version") == (0, f"firstpage {firstpage.__version__}\n", "")
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "Image embeddings for visual search" in out
+    assert "--version" in out
+
+
+def test_names_of_the_package_are_there_and_importing_it_is_light():
+    assert firstpage.Embedder.load
+    assert firstpage.read is firstpage.data.read
+    assert firstpage.fit is firstpage.training.fit
+    script = "import sys, firstpage, firstpage.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 def test_wrong_usage_is_code_2(capsys):

@@ -1,11 +1,15 @@
 """Every loss against its oracle, and against every batch that could break it."""
 
+import inspect
+
+import numpy as np
 import pytest
 import torch
 
 import oracles
 from batches import CASES, CLASSES, DIM, batch
 from firstpage import Pairs, losses, mining
+from firstpage.losses.registry import _ROWS
 
 EVERY = losses.names()
 DETERMINISTIC = [n for n in EVERY if n not in ("margin", "triplet-uniform", "triplet-distance")]
@@ -472,12 +476,40 @@ def test_structured_clustering_against_other_candidates():
         (lambda: losses.create("top-k"), "did you mean 'topk'"),
         (lambda: losses.create("topk", gama=1), "no setting 'gama'"),
         (lambda: losses.create("proxy-nca"), "needs classes, dim"),
+        (lambda: losses.create("topk", margin="abc"), "loss 'topk': margin='abc': must be a number$"),
+        (lambda: losses.create("topk", margin=True), "margin=True: must be a number$"),
+        (lambda: losses.create("topk", margin=None), "margin=None: must be a number$"),
+        (lambda: losses.create("topk", k=1.5), "k=1.5: must be a whole number$"),
+        (lambda: losses.create("topk", k=0), r"TopKPrecision\(k=0\): k must be at least 1$"),
+        (lambda: losses.TopKPrecision(k=1.5), "k must be a whole number$"),
+        (lambda: losses.create("margin", learn_beta=1), "learn_beta=1: must be true or false$"),
+        (lambda: losses.create("margin", classes=True), "classes=True: must be a whole number$"),
+        (lambda: losses.create("triplet-hard", margin="x"), "margin='x': must be a number$"),
+        (lambda: losses.create("triplet-hard", form=["l2"]), r"form=\['l2'\]\): choose one of"),
+        (lambda: losses.create("epshn", positives=["easy"]), r"positives=\['easy'\]: choose one of"),
     ],
 )
 def test_wrong_settings_are_named(call, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("value", ["abc", [1], {}, 1j])
+def test_no_setting_of_any_loss_takes_what_it_is_not(name, value):
+    required = {"classes": 2, "dim": 3} if name == "proxy-nca" else {}
+    for key in inspect.signature(_ROWS[name][0]).parameters.keys() - {"generator"}:
+        with pytest.raises(ValueError, match=f"{key}=") as caught:
+            losses.create(name, **required | {key: value})
+        assert "\n" not in str(caught.value)
+
+
+def test_settings_may_be_of_numpy_or_none_where_none_means_something():
+    assert losses.create("topk", k=np.int64(3), margin=np.float32(0.5)).k == 3
+    assert losses.create("triplet-hard", margin=None).margin == losses.Triplet().margin
+    assert losses.create("margin", classes=None, beta=1).beta_class is None
+    assert callable(losses.create("epshn", mining=mining.boundary(k=2), generator=torch.Generator()).mining)
 
 
 def test_labels_that_do_not_fit_beta_or_proxies_are_named():

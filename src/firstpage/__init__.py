@@ -12,6 +12,8 @@ measured on the way.
 - `firstpage.evaluation`: how right the first page is; `firstpage.figures` draws it.
 - `firstpage.report`: a run or a model judged on its test images, as text, JSON or one HTML page.
 
+`read`, `fit` and `Embedder` are here as well: they are what most programs begin with.
+
 >>> import torch
 >>> from firstpage import losses
 >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16), dim=1).requires_grad_()
@@ -27,19 +29,25 @@ from firstpage._lazy import lazy
 
 if TYPE_CHECKING:
     from firstpage import data, evaluation, figures, losses, mining, models, recipes, report, training
+    from firstpage.data import read
+    from firstpage.models import Embedder
     from firstpage.pairs import Pairs
+    from firstpage.training import fit
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Embedder",
     "Pairs",
     "__version__",
     "data",
     "evaluation",
     "figures",
+    "fit",
     "losses",
     "mining",
     "models",
+    "read",
     "recipes",
     "report",
     "training",
@@ -48,13 +56,16 @@ __all__ = [
 __getattr__ = lazy(
     "firstpage",
     {
+        "Embedder": "firstpage.models",
         "Pairs": "firstpage.pairs",
         "data": "firstpage.data",
         "evaluation": "firstpage.evaluation",
         "figures": "firstpage.figures",
+        "fit": "firstpage.training",
         "losses": "firstpage.losses",
         "mining": "firstpage.mining",
         "models": "firstpage.models",
+        "read": "firstpage.data",
         "recipes": "firstpage.recipes",
         "report": "firstpage.report",
         "training": "firstpage.training",

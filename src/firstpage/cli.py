@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from firstpage import durable
+from firstpage import __version__, durable
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
@@ -21,6 +21,21 @@ app = typer.Typer(
 )
 data = typer.Typer(no_args_is_help=True, help="Datasets: get one, check one.")
 app.add_typer(data, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"firstpage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @data.command("get")
@@ -193,8 +208,11 @@ def _export(
 ) -> None:
     """Export an embedder to ONNX."""
     from firstpage.models import Embedder, export
+    from firstpage.models.export import input_words
 
-    typer.echo(f"wrote {export(Embedder.load(model), out)}")
+    embedder = Embedder.load(model)
+    typer.echo(f"wrote {export(embedder, out)}")
+    typer.echo(input_words(embedder))
 
 
 def main(arguments: list[str] | None = None) -> None:

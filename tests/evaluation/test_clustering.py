@@ -182,6 +182,15 @@ def test_faiss_that_is_not_there_is_named(monkeypatch):
         cluster(torch.eye(3), torch.arange(3), engine="faiss")
 
 
+def test_arrays_are_clustered_as_tensors_are():
+    points, labels = torch.randn(20, 4), torch.arange(20) % 3
+    found = cluster(points.numpy(), labels.numpy())
+    assert found.row() == cluster(points, labels).row()
+    assert agreement(found.assignment.numpy(), labels.tolist()) == found.row()
+    with pytest.raises(ValueError, match="assignment: got str"):
+        agreement("ab", labels)
+
+
 def test_agreement_of_different_shapes_is_named():
     with pytest.raises(ValueError, match="assignment: got shape"):
         agreement(torch.arange(2), torch.arange(3))

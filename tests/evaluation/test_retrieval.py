@@ -2,6 +2,7 @@
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import sklearn.metrics
 import torch
@@ -289,10 +290,24 @@ def test_lengths_do_not_matter(birds):
 two = torch.tensor([0, 0, 1])
 
 
+def test_arrays_and_lists_are_measured_as_tensors_are():
+    points, labels = torch.randn(30, 5), torch.arange(30) % 4
+    expected = evaluate(points, labels).row()
+    array = points.numpy()
+    assert evaluate(array, labels.numpy()).row() == expected
+    assert evaluate(array, labels.numpy(), array, labels.numpy()).row() == expected  # each leaves itself out
+    assert evaluate(points.tolist(), labels.tolist()).row() == expected
+    apart = evaluate(points[:9], labels[:9], points[9:], labels[9:]).row()
+    assert evaluate(array[:9], labels[:9], array[9:], labels[9:].numpy()).row() == apart
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ((torch.eye(3), torch.arange(3)), "labels: .*nothing to find"),
+        ((torch.eye(3), np.array(["auk", "auk", "wren"])), "labels: got ndarray, not numbers"),
+        (("vectors.npz", two), "embeddings: got str, not numbers: give a tensor"),
+        ((None, two), "embeddings: got NoneType"),
         ((torch.eye(3), torch.zeros(3).long()), "labels: all 3 are of one class"),
         ((torch.eye(3), two, torch.eye(3), torch.zeros(3).long()), "gallery_labels: all 3 are of one class"),
         ((torch.eye(3), torch.zeros(2).long()), "labels: .*one label per row"),

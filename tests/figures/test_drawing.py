@@ -171,6 +171,8 @@ def test_a_dataset_without_splits_is_shown_whole(tmp_path):
     np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=catalog.labels, paths=np.array(catalog.paths))
     figures.draw("class-similarity", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
     assert (tmp_path / "x.svg").stat().st_size > 1000
+    with pytest.raises(ValueError, match="split='test': the dataset has none: name the run folder instead"):
+        figures.draw("train-similarity", [tmp_path / "x.npz"], tmp_path / "y.svg", data=str(tmp_path / "set"))
 
 
 def test_two_files_of_one_name_keep_apart(dataset, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from firstpage import cli
 from firstpage.data import Catalog, PixelStore
 from firstpage.models import Embedder, export
 from firstpage.models.pooling import Pooling
@@ -75,6 +76,14 @@ def test_what_is_no_image_is_named(tmp_path):
         small().embed([np.zeros((4, 4))], progress=False)
 
 
+def test_what_is_no_list_of_images_is_said(photos):
+    for one in ("a.png", photos.path(0), Image.new("RGB", (40, 40))):
+        with pytest.raises(ValueError, match="is one image: give a list of them"):
+            small().embed(one, progress=False)
+    with pytest.raises(ValueError, match=r"got a Catalog: give a PixelStore of it, or \[catalog.path\(row\)"):
+        small().embed(photos, progress=False)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"head": "multilevel", "pooling": "gem"}, {"freeze_batch_norm": True}]
 )
@@ -89,6 +98,17 @@ def test_saved_and_loaded_it_is_the_same(tmp_path, settings):
         "config.json",
         "model.safetensors",
     ]
+
+
+def test_a_folder_without_a_model_is_told_for_what_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such folder$"):
+        Embedder.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"config\.json and model\.safetensors are missing$"):
+        Embedder.load(tmp_path)
+    small().save(tmp_path / "fold-0" / "best")
+    with pytest.raises(FileNotFoundError, match=r"folds of a run: name one, such as .*fold-0$") as caught:
+        Embedder.load(tmp_path)
+    assert Embedder.load(str(caught.value).split("such as ")[1]).dim == 8
 
 
 def test_a_broken_model_folder_is_one_line(tmp_path):
@@ -116,6 +136,32 @@ def test_a_broken_model_folder_is_one_line(tmp_path):
 def test_wrong_settings_are_named(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         small(**settings)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
+    """By what is in the file alone a photo gets the vector that `embed` gives it."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = small()
+    with pytest.raises(SystemExit) as end:
+        cli.main(["export", str(model.save(tmp_path / "model")), str(tmp_path / "model.onnx")])
+    said = capsys.readouterr().out.splitlines()
+    assert (end.value.code, said[0]) == (0, f"wrote {tmp_path / 'model.onnx'}")
+    assert said[1].startswith(
+        "input: RGB, both sides scaled to 40, central 32 × 32, values 0 to 1, minus mean 0.485,"
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta()
+    assert about.description == said[1]
+    known = {key: json.loads(value) for key, value in about.custom_metadata_map.items()}
+    assert known["resize"] == "squash"
+    square = Image.open(photos.path(0)).resize((known["stored"],) * 2, Image.Resampling.BILINEAR)
+    edge = (known["stored"] - known["crop"]) // 2
+    centre = np.asarray(square, np.float32)[edge : edge + known["crop"], edge : edge + known["crop"]] / 255
+    image = ((centre - known["mean"]) / known["std"]).transpose(2, 0, 1)[None].astype(np.float32)
+    found = torch.from_numpy(session.run(None, {"images": image})[0])
+    assert found.shape == (1, known["dim"])
+    torch.testing.assert_close(found, model.embed([photos.path(0)], progress=False), rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

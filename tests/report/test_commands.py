@@ -67,15 +67,16 @@ def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["evaluate", "nowhere"], "nowhere: no saved embedder there"),
+        (["evaluate", "nowhere"], "nowhere: no such folder"),
         (["evaluate", "{runs}/one", "--data", "nowhere"], "read('nowhere'): no such file or folder"),
         (
             ["evaluate", "{runs}/one", "--protocol", "fare"],
             "train.protocol='fare': choose one of paper, fair",
         ),
         (["evaluate", "{runs}/one", "--device", "gpu"], "device='gpu': no such device"),
+        (["evaluate", "{runs}/one", "--device", "mps"], "device='mps': firstpage runs on cuda and cpu"),
         (["evaluate", "{runs}/one/best"], "name it by --data"),
-        (["report", "{runs}/one", "nowhere"], "nowhere: no saved embedder there"),
+        (["report", "{runs}/one", "nowhere"], "nowhere: no such folder"),
         (["report", "{runs}/one", "{runs}/one"], "the same folder twice"),
         (["report", "{runs}/one", "--out", "{runs}"], "is a folder: name a file in it"),
         (["evaluate", "{runs}/one", "--out", "{runs}/one/run.json/x"], "is a file, not a folder"),

@@ -13,6 +13,7 @@ from firstpage.models import Embedder
 from firstpage.report import Subject, measure
 from firstpage.report.facts import differences, facts
 from firstpage.training import Recipe, Record
+from firstpage.training.run import fingerprint
 
 
 def opened(folder, runs, **settings):
@@ -73,6 +74,25 @@ def test_without_a_test_split_fair_judges_by_the_classes_held_out(runs, stripes)
     assert 0 < len(held) < 12
     with pytest.raises(ValueError, match="no test split"):
         opened(runs / "one", runs, data=part)
+
+
+def test_data_without_splits_is_searched_whole_unless_it_was_learnt_from(runs, stripes, tmp_path):
+    other = stripes / "test"
+    every = np.arange(len(read(other)))
+    assert not read(other).splits
+    for folder in (runs / "one", runs / "two", runs / "one" / "best"):
+        assert np.array_equal(opened(folder, runs, data=other).search.queries, every)
+    assert (
+        f"{len(every) - 1} queries among one another, 6 of 7 classes"
+        in measure(opened(runs / "one", runs, data=other), clustering=False).headline()
+    )
+    run = tmp_path / "run"
+    shutil.copytree(runs / "one", run)
+    about = json.loads((run / "run.json").read_text())
+    places = {"root": str(other.resolve())}, {"root": "gone", "fingerprint": fingerprint(read(other))}
+    for known in places:  # changed since, or moved
+        (run / "run.json").write_text(json.dumps(about | {"data": about["data"] | known}))
+        assert len(np.unique(opened(run, runs, data=other).labels)) < 3  # a fifth of the classes
 
 
 def test_queries_and_gallery_of_their_own(runs, stripes):

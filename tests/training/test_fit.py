@@ -373,6 +373,7 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
         "--set=batch.size=4096": "batch.images_per_class=4: the 16 classes give only 64 images; use ",
         "--device=cuda": "torch sees no GPU",
         "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 16",
+        "--set=loss.name=margin --set=loss.classes=many": "classes='many': must be a whole number",
         "--set=model.weights=nowhere.safetensors": "nowhere.safetensors",
     }
     if torch.cuda.is_available():

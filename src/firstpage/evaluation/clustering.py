@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from firstpage.evaluation.partitions import agreement
-from firstpage.evaluation.vectors import check_labelled, inverse_lengths
+from firstpage.evaluation.vectors import Numbers, as_labelled, inverse_lengths
 from firstpage.pairs import full_precision
 
 __all__ = ["Clustering", "cluster"]
@@ -57,8 +57,8 @@ class Clustering:
 
 @torch.no_grad()
 def cluster(
-    embeddings: Tensor,
-    labels: Tensor,
+    embeddings: Numbers,
+    labels: Numbers,
     clusters: int | None = None,
     *,
     seed: int = 0,
@@ -69,7 +69,7 @@ def cluster(
     """Cluster the directions of the embeddings by k-means and compare the clusters with the classes.
 
     Args:
-        embeddings: [N, D]. They need not be normalised.
+        embeddings: [N, D], a tensor or an array. They need not be normalised.
         labels: [N] their classes (or super-classes), any integers.
         clusters: how many; as many as there are classes if left out.
         seed: of the first centres. The same seed gives the same clusters.
@@ -86,7 +86,7 @@ def cluster(
     >>> cluster(points, torch.tensor([0, 1, 2, 0, 1, 2])).assignment.unique().tolist()
     [0, 1, 2]
     """
-    check_labelled("embeddings", embeddings, "labels", labels)
+    embeddings, labels = as_labelled("embeddings", embeddings, "labels", labels)
     classes = len(torch.unique(labels))
     if classes == 1:
         raise ValueError(f"labels: all {len(labels)} are of one class: there is nothing to tell apart")

@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from firstpage.evaluation.vectors import Numbers, as_tensor
+
 __all__ = ["agreement"]
 
 _CELLS = 2**22  # terms of the expected mutual information that exist at a time
 
 
 @torch.no_grad()
-def agreement(assignment: Tensor, labels: Tensor) -> dict[str, float]:
+def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
     """Percentages that say how well clusters and classes agree, by name.
 
     With I the mutual information of both partitions, H their entropies and E the expectation of I over random
@@ -30,7 +32,7 @@ def agreement(assignment: Tensor, labels: Tensor) -> dict[str, float]:
     Equal partitions agree fully, whatever they are; one part for all images has no information on any other.
 
     Args:
-        assignment: [N] the cluster of each image, any integers.
+        assignment: [N] the cluster of each image, any integers, as a tensor or an array.
         labels: [N] its class.
 
     Raises:
@@ -39,6 +41,7 @@ def agreement(assignment: Tensor, labels: Tensor) -> dict[str, float]:
     >>> agreement(torch.tensor([5, 5, 3, 3]), torch.tensor([0, 0, 1, 1]))
     {'NMI': 100.0, 'NMI arithmetic': 100.0, 'AMI': 100.0, 'F1': 100.0}
     """
+    assignment, labels = as_tensor("assignment", assignment), as_tensor("labels", labels)
     if assignment.shape != labels.shape or labels.ndim != 1 or not len(labels):
         raise ValueError(
             f"assignment: got shape {tuple(assignment.shape)}, labels {tuple(labels.shape)}: "

@@ -14,7 +14,7 @@ from torch import Tensor
 from firstpage.evaluation.bootstrap import bootstrap
 from firstpage.evaluation.measures import FPR, RECALL, measure, names
 from firstpage.evaluation.ranking import Ties, ranked
-from firstpage.evaluation.vectors import check_labelled
+from firstpage.evaluation.vectors import Numbers, as_labelled
 
 __all__ = ["Retrieval", "evaluate"]
 
@@ -195,10 +195,10 @@ class Retrieval:
 
 @torch.no_grad()
 def evaluate(
-    embeddings: Tensor,
-    labels: Tensor,
-    gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
+    embeddings: Numbers,
+    labels: Numbers,
+    gallery: Numbers | None = None,
+    gallery_labels: Numbers | None = None,
     *,
     ks: Sequence[int] = (1, 2, 4, 5, 8, 10),
     ties: Ties = "index",
@@ -208,12 +208,12 @@ def evaluate(
 ) -> Retrieval:
     """Search the gallery for every query by cosine and measure where what is right comes.
 
-    Without a gallery (or with the very tensor of the queries) they search one another, each excluded from its
+    Without a gallery (or with the very object of the queries) they search one another, each excluded from its
     own results by identity, not by rank. Every metric is exact over the whole ranking; no more than half a
     gibibyte of similarities exists at a time, and the gallery is not copied.
 
     Args:
-        embeddings: [Q, D] queries. They need not be normalised.
+        embeddings: [Q, D] queries, a tensor or an array. They need not be normalised.
         labels: [Q] their classes, any integers.
         gallery: [G, D] what is searched; the queries themselves if left out.
         gallery_labels: [G] their classes.
@@ -234,16 +234,16 @@ def evaluate(
     >>> found.precision[1], found.recall[3], found.first[3].tolist()
     (75.0, 100.0, [1, 0, 2])
     """
-    check_labelled("embeddings", embeddings, "labels", labels)
     if gallery is embeddings:
         gallery = None
+    embeddings, labels = as_labelled("embeddings", embeddings, "labels", labels)
     alone = gallery is None
     if gallery is None:
         searched, searched_labels = embeddings, labels
     elif gallery_labels is None:
         raise ValueError("gallery_labels=None: a gallery needs gallery_labels, one integer per row")
     else:
-        check_labelled("gallery", gallery, "gallery_labels", gallery_labels)
+        gallery, gallery_labels = as_labelled("gallery", gallery, "gallery_labels", gallery_labels)
         searched, searched_labels = gallery, gallery_labels
         if gallery.shape[1] != embeddings.shape[1] or gallery.device != embeddings.device:
             raise ValueError(

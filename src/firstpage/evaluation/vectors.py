@@ -2,27 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["check_labelled", "inverse_lengths"]
+__all__ = ["Numbers", "as_labelled", "as_tensor", "as_vectors", "inverse_lengths"]
+
+Numbers = Tensor | NDArray[Any] | Sequence[Any]  # what `torch.as_tensor` takes
 
 _CHUNK = 2**22  # values looked at together, so that a large gallery is never copied
 
 
-def check_labelled(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> None:
-    """Complain of anything that is not one float vector and one integer label a row, on one device.
+def as_tensor(name: str, values: Numbers) -> Tensor:
+    """A tensor of numbers given in any way; a tensor is itself, and an array shares its memory.
 
-    >>> check_labelled("gallery", torch.eye(3), "gallery_labels", torch.arange(2))
+    >>> as_tensor("labels", [3, 1])
+    tensor([3, 1])
+    >>> as_tensor("labels", ["auk", "wren"])
     Traceback (most recent call last):
-    ValueError: gallery_labels: got shape (2,), need shape (3,): one label per row of gallery
+    ValueError: labels: got list, not numbers: give a tensor or an array of numbers
     """
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{name}: got {type(values).__name__}, not numbers: give a tensor or an array of numbers"
+        ) from None
+
+
+def as_vectors(name: str, values: Numbers) -> Tensor:
+    """[N, D] float vectors as a tensor, or a complaint.
+
+    >>> as_vectors("embeddings", [1.0, 2.0])
+    Traceback (most recent call last):
+    ValueError: embeddings: got shape (2,), need [images, dimensions] with at least one of each
+    """
+    vectors = as_tensor(name, values)
     if vectors.ndim != 2 or 0 in vectors.shape:
         raise ValueError(
             f"{name}: got shape {tuple(vectors.shape)}, need [images, dimensions] with at least one of each"
         )
     if not vectors.is_floating_point():
         raise ValueError(f"{name}: got dtype {vectors.dtype}, need floats: call {name}.float()")
+    return vectors
+
+
+def as_labelled(name: str, vectors: Numbers, labels_name: str, labels: Numbers) -> tuple[Tensor, Tensor]:
+    """One float vector and one integer label a row, on one device, as tensors, or a complaint.
+
+    >>> as_labelled("gallery", torch.eye(3), "gallery_labels", torch.arange(2))
+    Traceback (most recent call last):
+    ValueError: gallery_labels: got shape (2,), need shape (3,): one label per row of gallery
+    """
+    vectors, labels = as_vectors(name, vectors), as_tensor(labels_name, labels)
     if labels.shape != vectors.shape[:1]:
         raise ValueError(
             f"{labels_name}: got shape {tuple(labels.shape)}, need shape ({len(vectors)},): "
@@ -35,6 +70,7 @@ def check_labelled(name: str, vectors: Tensor, labels_name: str, labels: Tensor)
             f"{labels_name} on {labels.device}, {name} on {vectors.device}: "
             f"call {labels_name}.to({str(vectors.device)!r})"
         )
+    return vectors, labels
 
 
 def inverse_lengths(name: str, vectors: Tensor) -> Tensor:

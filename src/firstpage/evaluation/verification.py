@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from firstpage.data.catalog import VerificationPairs
-from firstpage.evaluation.vectors import inverse_lengths
+from firstpage.evaluation.vectors import Numbers, as_vectors, inverse_lengths
 from firstpage.pairs import full_precision
 
 __all__ = ["Verification", "verify"]
@@ -55,7 +55,7 @@ class Verification:
 
 @torch.no_grad()
 def verify(
-    embeddings: Tensor, pairs: VerificationPairs, *, far: Sequence[float] = (0.1, 0.01, 0.001)
+    embeddings: Numbers, pairs: VerificationPairs, *, far: Sequence[float] = (0.1, 0.01, 0.001)
 ) -> Verification:
     """Judge pairs of images by the cosine of their embeddings, fold by fold.
 
@@ -63,14 +63,15 @@ def verify(
     just outside all of them) where most of those are judged right; of several such, the largest.
 
     Args:
-        embeddings: [N, D] of the images that `pairs` names by row. They need not be normalised.
+        embeddings: [N, D] of the images that `pairs` names by row, a tensor or an array. They need not
+            be normalised.
         pairs: which images to compare, whether they are the same, and in which fold: `catalog.pairs` of LFW
             (read from its pairs.txt), or one's own.
         far: false accept rates.
 
     Raises:
-        ValueError: NaN or a zero vector, rows that are not there, fewer than two folds, pairs that are all
-            the same or all different, or a rate outside 0…1.
+        ValueError: wrong shapes, NaN or a zero vector, rows that are not there, fewer than two folds,
+            pairs that are all the same or all different, or a rate outside 0…1.
 
     >>> import numpy as np
     >>> points, zero = torch.eye(2), np.zeros(4, np.int64)
@@ -78,12 +79,17 @@ def verify(
     >>> verify(points, pairs, far=(0.5,)).row()
     {'accuracy': 100.0, 'standard error': 0.0, 'AUC': 100.0, 'TAR@FAR=0.5': 100.0}
     """
+    embeddings = as_vectors("embeddings", embeddings)
+    if not isinstance(pairs, VerificationPairs):
+        raise ValueError(
+            f"pairs: got {type(pairs).__name__}: give VerificationPairs, such as catalog.pairs of LFW"
+        )
     left, right, folds = (torch.as_tensor(rows).long() for rows in (pairs.left, pairs.right, pairs.folds))
     same = torch.as_tensor(pairs.same).bool()
     if not len(same) or bool(same.all()) or not bool(same.any()):
         raise ValueError(f"pairs: {int(same.sum())} of {len(same)} are the same: give both kinds")
     low, high = int(torch.minimum(left, right).min()), int(torch.maximum(left, right).max())
-    if embeddings.ndim != 2 or low < 0 or high >= len(embeddings):
+    if low < 0 or high >= len(embeddings):
         raise ValueError(
             f"pairs: rows {low} to {high} do not fit embeddings of shape {tuple(embeddings.shape)}: "
             "give one embedding per image of the catalog"

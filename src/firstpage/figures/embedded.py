@@ -56,8 +56,12 @@ class Embedded:
             wanted = np.setdiff1d(searched, splits.get("train", np.zeros(0, np.int64)))
         elif split in splits:
             wanted = splits[split]
+        elif not splits:
+            raise ValueError(
+                f"split={split!r}: the dataset has none: name the run folder instead: it held classes out"
+            )
         else:
-            raise ValueError(f"split={split!r}: the dataset has {', '.join(splits) or 'none'}")
+            raise ValueError(f"split={split!r}: the dataset has {', '.join(splits)}")
         kept = np.flatnonzero(np.isin(self.rows, wanted))
         if not len(kept):
             raise ValueError(f"split={split!r}: none of its images is among the embeddings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from numbers import Integral, Real
 
 from firstpage._spelling import meant
 from firstpage.losses.angular import Angular
@@ -59,6 +60,12 @@ _ROWS: dict[str, tuple[Callable[..., Loss], dict[str, object]]] = {
     "spectral-clust": (SpectralClustering, {}),
 }
 
+_KINDS: dict[str, tuple[type, str]] = {
+    "float": (Real, "a number"),
+    "int": (Integral, "a whole number"),
+    "bool": (bool, "true or false"),
+}
+
 
 def names() -> list[str]:
     """The names `create` knows: one for each row of the papers' tables.
@@ -77,18 +84,34 @@ def create(name: str, **overrides: object) -> Loss:
     >>> create("epsnh")
     Traceback (most recent call last):
     ValueError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
+    >>> create("epshn", temperature="warm")
+    Traceback (most recent call last):
+    ValueError: loss 'epshn': temperature='warm': must be a number
     """
     if name not in _ROWS:
         raise ValueError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
     build, settings = _ROWS[name]
     known = inspect.signature(build).parameters
-    for key in overrides:
+    for key, value in overrides.items():
         if key not in known:
             raise ValueError(
                 f"loss {name!r}: no setting {key!r}; {meant(key, known)}it takes {', '.join(known)}"
             )
+        needed = _needed(value, known[key].annotation)
+        if needed:
+            raise ValueError(f"loss {name!r}: {key}={value!r}: must be {needed}")
     given = settings | overrides
     missing = [key for key, value in known.items() if value.default is value.empty and key not in given]
     if missing:
         raise ValueError(f"loss {name!r} needs {', '.join(missing)}: create({name!r}, {missing[0]}=...)")
     return build(**given)
+
+
+def _needed(value: object, annotation: str) -> str | None:
+    """What a setting must be where it is not. Names and strategies are checked by those who know them all."""
+    first, *others = annotation.split(" | ")
+    kind, words = _KINDS.get(first, (object, ""))
+    if value is None and "None" in others:
+        return None
+    is_kind = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
+    return None if is_kind else words

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,9 @@ class TopKPrecision(Loss):
         self, k: int = 5, margin: float = 0.1, decorrelation: float = 0.0, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(reduction)
-        if not isinstance(k, int) or k < 1:
+        if not isinstance(k, SupportsIndex):
+            raise ValueError(f"TopKPrecision(k={k}): k must be a whole number")
+        if k < 1:
             raise ValueError(f"TopKPrecision(k={k}): k must be at least 1")
         if not 0 <= margin < float("inf"):
             raise ValueError(f"TopKPrecision(margin={margin}): need 0 <= margin < infinity")

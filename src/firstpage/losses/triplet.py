@@ -94,7 +94,7 @@ class Triplet(MinedLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(positives, negatives, mining, generator, reduction)
-        if form not in _MARGINS:
+        if not isinstance(form, str) or form not in _MARGINS:
             raise ValueError(f"Triplet(form={form!r}): choose one of {', '.join(_MARGINS)}")
         if margin is not None and not margin >= 0:
             raise ValueError(f"Triplet(margin={margin}): margin must not be negative")

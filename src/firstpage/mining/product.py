@@ -58,7 +58,7 @@ def product(positives: str | PositiveStrategy, negatives: str | NegativeStrategy
 def _named(argument: str, value: str | T, known: dict[str, T]) -> T:
     if callable(value):
         return value
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{argument}={value!r}: choose one of {', '.join(known)}")
     return known[value]
 

@@ -11,7 +11,7 @@ def choose(name: str | None = None) -> torch.device:
     """The device of that name; a GPU where there is one if left out.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: it is not there, or neither a CPU nor a CUDA GPU.
 
     >>> choose("cpu")
     device(type='cpu')
@@ -25,6 +25,10 @@ def choose(name: str | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device={name!r}: no such device; write cuda or cpu, or leave it out") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device={name!r}: firstpage runs on cuda and cpu; write one of them, or leave it out"
+        )
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"

@@ -42,7 +42,7 @@ def embed_to_file(
 
     >>> embed_to_file("nowhere", Catalog("x", Path(), [], np.zeros(0, int), [], {}), "x.npz")
     Traceback (most recent call last):
-    FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+    FileNotFoundError: nowhere: no such folder
     """
     target: Path = durable.check(path)
     embedder = Embedder.load(model, choose(device))

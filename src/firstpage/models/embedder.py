@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from firstpage import durable
 from firstpage.data.augment import Augment
+from firstpage.data.catalog import Catalog
 from firstpage.data.decode import open_regular
 from firstpage.data.framing import Framing
 from firstpage.data.progress import progress_bar
@@ -169,12 +170,13 @@ class Embedder(nn.Module):
             half: run the network in bfloat16; on a GPU if left out.
 
         Raises:
-            ValueError: a file cannot be decoded (it is named), or an array is not an image.
+            ValueError: a file cannot be decoded (it is named), an array is not an image, or it is no list.
 
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
         >>> model.embed([Image.new("RGB", (60, 80)), np.zeros((5, 5, 3), np.uint8)], progress=False).shape
         torch.Size([2, 4])
         """
+        _check_many(images)
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
         half = device.type == "cuda" if half is None else half
@@ -239,20 +241,18 @@ class Embedder(nn.Module):
         """A saved embedder, or the best one of a run folder, in evaluation mode.
 
         Raises:
-            FileNotFoundError: the folder holds no saved embedder.
+            FileNotFoundError: there is no such folder, or it holds no saved embedder.
             ValueError: its files do not fit together.
 
         >>> Embedder.load("nowhere")
         Traceback (most recent call last):
-        FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+        FileNotFoundError: nowhere: no such folder
         """
         source = Path(folder)
         if (source / "best").is_dir():
             source = source / "best"
         if not (source / "config.json").is_file() or not (source / "model.safetensors").is_file():
-            raise FileNotFoundError(
-                f"{folder}: no saved embedder there: it holds config.json and model.safetensors"
-            )
+            raise FileNotFoundError(f"{folder}: {_what_is_there(source)}")
         about = json.loads((source / "config.json").read_text())
         if about.get("firstpage") != VERSION:
             raise ValueError(f"{source / 'config.json'}: not a firstpage model of version {VERSION}")
@@ -264,3 +264,22 @@ class Embedder(nn.Module):
                 f"{source}: model.safetensors does not fit config.json: {error}".split("\n")[0]
             ) from None
         return model.to(device).eval()
+
+
+def _check_many(images: object) -> None:
+    if isinstance(images, str | os.PathLike | Image.Image):
+        raise ValueError(f"images={images!r}: is one image: give a list of them")
+    if isinstance(images, Catalog):
+        raise ValueError(
+            "images: got a Catalog: give a PixelStore of it, or [catalog.path(row) for row in rows]"
+        )
+
+
+def _what_is_there(folder: Path) -> str:
+    """What a folder is that holds no saved embedder."""
+    if not folder.is_dir():
+        return "no such folder"
+    folds = sorted(folder.glob("fold-*/"))
+    if folds:
+        return f"holds the folds of a run: name one, such as {folds[0]}"
+    return "no saved embedder there: config.json and model.safetensors are missing"

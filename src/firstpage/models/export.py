@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
@@ -12,13 +13,21 @@ import torch
 from firstpage import durable
 from firstpage.models.embedder import Embedder
 
-__all__ = ["export"]
+__all__ = ["export", "input_words"]
+
+_RESIZES = {
+    "squash": "both sides scaled to {}",
+    "shorter": "shorter side scaled to {}, centre kept",
+    "pad": "longer side scaled to {}, filled up with white",
+}
 
 
 def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> Path:
     """Write the network as ONNX for any batch size, and check it against onnxruntime where there is one.
 
     The input is `images`, float32 [batch, 3, crop, crop], normalised; the output `embeddings`, unit vectors.
+    How a photo becomes such an input is in the file: its description says what `input_words` does, and its
+    metadata has `mean`, `std`, `crop`, `stored`, `resize` and `dim`, each as JSON.
 
     Args:
         model: what to export.
@@ -36,7 +45,7 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
     'model.onnx'
     """
     try:
-        import onnx  # noqa: F401
+        import onnx
         import onnxscript  # noqa: F401
     except ImportError:
         raise ImportError("export needs onnx and onnxscript: pip install firstpage[onnx]") from None
@@ -68,6 +77,11 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
     finally:
         registry.setLevel(level)
         model.train(was_training)
+    written = onnx.load(part)
+    written.doc_string = written.graph.input[0].doc_string = input_words(model)
+    for key, value in _metadata(model).items():
+        written.metadata_props.add(key=key, value=json.dumps(value))
+    onnx.save(written, part)
     try:
         import onnxruntime
     except ImportError:
@@ -81,3 +95,32 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
             raise ValueError(f"export({str(target)!r}): onnxruntime differs by {difference:.1e}: not written")
     os.replace(part, target)
     return target
+
+
+def input_words(model: Embedder) -> str:
+    """What the network's input must be, in one line.
+
+    >>> input_words(Embedder.create(backbone="small", dim=4, stored=48, crop=40))
+    'input: RGB, both sides scaled to 48, central 40 × 40, values 0 to 1, minus mean 0.485, 0.456, 0.406, ...'
+    """
+    about = _metadata(model)
+    resized = _RESIZES[model.settings.resize].format(about["stored"])
+    mean, std = (
+        ", ".join(f"{value:g}" for value in part) for part in (model.backbone.mean, model.backbone.std)
+    )
+    return (
+        f"input: RGB, {resized}, central {about['crop']} × {about['crop']}, values 0 to 1, "
+        f"minus mean {mean}, divided by std {std}"
+    )
+
+
+def _metadata(model: Embedder) -> dict[str, object]:
+    settings, backbone = model.settings, model.backbone
+    return {
+        "mean": backbone.mean,
+        "std": backbone.std,
+        "crop": settings.crop,
+        "stored": settings.stored,
+        "resize": settings.resize,
+        "dim": model.dim,
+    }

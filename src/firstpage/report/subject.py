@@ -72,7 +72,8 @@ class Subject:
 
         Args:
             folder: a run folder (its best model is judged), or the folder of a saved embedder.
-            data: a data set; that of the run, where it was, if left out.
+            data: a data set; that of the run, where it was, if left out. Of one without splits the classes
+                held out of training are searched where the run learnt from it, all images where it did not.
             protocol: `paper` or `fair`, as in training; the run's own if left out, `paper` for a model.
             device: where; a GPU where there is one if left out.
             cache: where stores of pixels are kept; the user's cache if left out.
@@ -84,7 +85,7 @@ class Subject:
 
         >>> Subject.open("nowhere")
         Traceback (most recent call last):
-        FileNotFoundError: nowhere: no saved embedder there: it holds config.json and model.safetensors
+        FileNotFoundError: nowhere: no such folder
         """
         source = Path(folder)
         record = Record.read(source) if (source / "run.json").is_file() else None
@@ -106,7 +107,7 @@ class Subject:
             raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
         framing = model.framing
         pixels = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
-        search = _test(catalog, pixels.ok, settings)
+        search = _test(catalog, pixels.ok, settings, _learnt_from(record, catalog))
         vectors = model.embed(pixels, rows=search.queries, progress=progress, half=settings.half).to(
             model.device
         )
@@ -147,9 +148,21 @@ class Subject:
         return bool(known) and known.get("fingerprint") == fingerprint(self.catalog)
 
 
-def _test(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> Search:
-    """The test of a catalog under a protocol: as in training, where it has a training split."""
-    if catalog.splits and "train" not in catalog.splits:  # LFW and its like are all test
+def _learnt_from(record: Record | None, catalog: Catalog) -> bool:
+    """Whether a run learnt from this data set, or from one in its place that has changed since."""
+    known = {} if record is None else record.about.get("data") or {}
+    same_place = known.get("root") == str(catalog.root.resolve())
+    return same_place or known.get("fingerprint") == fingerprint(catalog)
+
+
+def _test(
+    catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings, learnt_from: bool
+) -> Search:
+    """The test of a catalog under a protocol: as in training, where it has a training split or needs one."""
+    test: Search | None
+    if not catalog.splits and not learnt_from:
+        test = Search(np.flatnonzero(readable))
+    elif catalog.splits and "train" not in catalog.splits:  # LFW and its like are all test
         test = searched({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
     else:
         roles = assign(catalog, readable, settings)

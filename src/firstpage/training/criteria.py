@@ -37,7 +37,7 @@ def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) ->
     for key, count in (("classes", classes), ("images", images)):
         if settings.get(key) is True:
             settings[key] = count
-        elif key in settings and settings[key] < count:
+        elif isinstance(settings.get(key), int) and settings[key] < count:
             raise ValueError(
                 f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
             )
