@@ -1,8 +1,11 @@
 """The command line, as a person meets it."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from PIL import Image
 
 import firstpage
 from firstpage import cli
+from firstpage.models import Embedder
 
 
 def run(capsys, *arguments):
@@ -19,14 +23,20 @@ def run(capsys, *arguments):
     return end.value.code, output.out, output.err
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def birds(tmp_path):
-    """Two classes of two images."""
+    """Eight classes of two images."""
     random = np.random.default_rng(0)
-    for name in ("auk/1.png", "auk/2.png", "wren/1.png", "wren/2.png"):
-        path = tmp_path / "birds" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    for name in ("auk", "coot", "crow", "finch", "gull", "rook", "swan", "wren"):
+        (tmp_path / "birds" / name).mkdir(parents=True)
+        for image in ("1.png", "2.png"):
+            pixels = random.integers(0, 256, (40, 40, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "birds" / name / image)
     return tmp_path / "birds"
 
 
@@ -39,11 +49,11 @@ def test_get_prints_what_was_done(capsys, tmp_path):
 def test_check_as_text_or_json_with_a_figure(capsys, tmp_path, birds):
     code, out, _ = run(capsys, "data", "check", str(birds))
     assert code == 0
-    assert "4 images, 2 classes" in out
+    assert "16 images, 8 classes" in out
     figure = tmp_path / "classes.png"
     code, out, _ = run(capsys, "data", "check", str(birds), "--json", "--figure", str(figure))
     assert code == 0
-    assert json.loads(out)["images"] == 4
+    assert json.loads(out)["images"] == 16
     assert Image.open(figure).size[0] > 100
 
 
@@ -52,6 +62,86 @@ def test_check_that_finds_a_fault_is_code_1(capsys, birds):
     code, out, _ = run(capsys, "data", "check", str(birds))
     assert code == 1
     assert "auk/3.png" in out
+
+
+def test_embed_takes_images_without_labels_and_training_does_not(capsys, tmp_path, birds):
+    Embedder.create(backbone="small", dim=4, stored=48).save(tmp_path / "model")
+    out = tmp_path / "vectors.npz"
+    code, *_ = run(capsys, "embed", str(tmp_path / "model"), str(birds / "auk"), str(out), "--device", "cpu")
+    assert code == 0
+    with np.load(out) as file:
+        assert file["paths"].tolist() == ["1.png", "2.png"]
+        assert file["labels"].tolist() == [0, 0]
+        assert file["classes"].tolist() == ["auk"]
+    code, _, err = run(capsys, "train", "--data", str(birds / "auk"), "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "2 images lie outside class folders: move them to auk/<class>/<image>.jpg\n" in err
+
+
+def test_check_tells_warnings_once_in_its_report(capsys, birds):
+    (birds / "empty").mkdir()
+    code, out, err = run(capsys, "data", "check", str(birds))
+    assert code == 0
+    assert (out + err).count("1 of 9 classes have no image") == 1
+    _, out, err = run(capsys, "data", "check", str(birds), "--json")
+    assert len(json.loads(out)["warnings"]) == 1
+    assert "warning" not in err
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_one_line_and_told_once(capsys, monkeypatch):
+    def get(name, path):
+        for line in (None, None):
+            warnings.warn(f"{name} has\na fault", stacklevel=2)
+            warnings.warn_explicit("of another", UserWarning, "elsewhere.py", 1, registry=line)
+        return "got"
+
+    monkeypatch.setattr("firstpage.data.download.get", get)
+    with pytest.warns(UserWarning, match="of another") as others:
+        code, out, err = run(capsys, "data", "get", "cub", "birds")
+    assert (code, out, err) == (0, "got\n", "firstpage: warning: cub has a fault\n")
+    assert len(others) == 2
+
+
+def test_errors_of_the_system_come_with_a_remedy(capsys, tmp_path, birds, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    code, _, err = run(capsys, "data", "get", "glyphs", str(file / "glyphs"))
+    assert (code, err) == (2, f"firstpage: {file}: file exists: name another place\n")
+    code, _, err = run(capsys, "train", "--data", str(birds), "--out", str(file), "--set", "batch.size=8")
+    assert code == 2
+    assert err.endswith(f"\nfirstpage: {file}: file exists: name another place\n")
+    long = tmp_path / ("x" * 230)
+    code, _, err = run(capsys, "data", "get", "glyphs", str(long))
+    assert (code, err) == (2, f"firstpage: {long}: file name too long: name another place\n")
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a place")
+
+    monkeypatch.setattr("firstpage.data.download.get", refuse)
+    code, _, err = run(capsys, "data", "get", "cub", "birds")
+    assert (code, err) == (2, "firstpage: a place: permission denied: name another place\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "full: make room"), OSError(errno.ENOSPC, "full", "x"), OSError("no answer")],
+)
+def test_words_of_our_own_stay(capsys, monkeypatch, error):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr("firstpage.data.download.get", refuse)
+    assert run(capsys, "data", "get", "cub", "birds") == (2, "", f"firstpage: {error}\n")
+
+
+def test_check_refuses_a_figure_that_cannot_be_written_before_it_looks(capsys, tmp_path, birds):
+    (tmp_path / "file").touch()
+    code, out, err = run(capsys, "data", "check", str(birds), "--figure", str(tmp_path / "file/x.png"))
+    assert (code, out) == (2, "")
+    assert err.endswith("file is a file, not a folder: name another place\n")
+    assert run(capsys, "data", "check", str(birds), "--figure", str(tmp_path / "new/x.png"))[0] == 0
+    assert (tmp_path / "new/x.png").exists()
 
 
 def test_errors_are_one_line_and_code_2(capsys):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,13 +57,19 @@ def _check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram into this file.")] = None,
 ) -> None:
-    """Count a dataset, and find broken files, duplicates and leaks between splits. Exit code 1 if any."""
+    """Count a dataset, and find broken files, duplicates, leaks and what training refuses: exit code 1."""
     from firstpage.data import read
     from firstpage.data.check import check
 
-    report = check(read(path))
+    if figure is not None:
+        durable.check(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report tells them
+        catalog = read(path)
+    report = check(catalog)
     typer.echo(report.json() if as_json else report.text())
     if figure is not None:
+        figure.parent.mkdir(parents=True, exist_ok=True)
         report.figure(figure)
     raise typer.Exit(0 if report.ok else 1)
 
@@ -194,11 +202,11 @@ def _embed(
     out: Annotated[Path, typer.Argument(help="The .npz file to write: embeddings, labels, paths.")],
     device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
 ) -> None:
-    """Embed a dataset's images into a file."""
+    """Embed a dataset's images into a file. Those of a folder without class folders all have label 0."""
     from firstpage.data import read
     from firstpage.models.embed import embed_to_file
 
-    typer.echo(embed_to_file(model, read(data), out, device=device))
+    typer.echo(embed_to_file(model, read(data, unlabelled=True), out, device=device))
 
 
 @app.command("export")
@@ -215,6 +223,30 @@ def _export(
     typer.echo(input_words(embedder))
 
 
+def _telling() -> Callable[..., None]:
+    """What shows warnings: the package's own as one line, once each, the rest as Python does."""
+    package, others, told = os.path.dirname(__file__), warnings.showwarning, set()
+
+    def tell(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:  # noqa: ANN401
+        text = " ".join(str(message).split())
+        if not filename.startswith(package):
+            others(message, category, filename, *where)
+        elif text not in told:
+            told.add(text)
+            typer.echo(f"firstpage: warning: {text}", err=True)
+
+    return tell
+
+
+def _said(error: Exception) -> str:
+    """An error in words; to those of the system, which know no remedy, one is added."""
+    if isinstance(error, OSError) and error.filename is not None and error.errno:
+        reason = os.strerror(error.errno)
+        if error.strerror == reason:  # not a text of our own
+            return f"{error.filename}: {reason.lower()}: name another place"
+    return str(error)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; what a person can mend is one line and exit code 2, not a traceback.
 
@@ -224,7 +256,9 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: 2
     """
     try:
-        sys.exit(app(arguments, standalone_mode=False) or 0)
+        with warnings.catch_warnings():
+            warnings.showwarning = _telling()
+            sys.exit(app(arguments, standalone_mode=False) or 0)
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # what a person types who wants to see the commands
             error.show()
@@ -232,6 +266,6 @@ def main(arguments: list[str] | None = None) -> None:
         where = error.ctx.command_path if error.ctx else "firstpage"
         said = f"{error.format_message().rstrip('.?')}; see {where} --help"
     except (ValueError, OSError, ImportError) as error:
-        said = str(error)
+        said = _said(error)
     typer.echo(f"firstpage: {' '.join(said.split())}", err=True)
     sys.exit(2)

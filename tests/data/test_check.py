@@ -6,6 +6,7 @@ import os
 import struct
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.check import check
 from firstpage.data.glyphs import glyphs
 from firstpage.data.likeness import DISTANCE, SHARE, alike, near_pairs, sketch
+from firstpage.training.settings import TrainSettings
+from firstpage.training.splits import assign
 
 
 def photo(seed, size=(160, 120)):
@@ -157,7 +160,7 @@ def test_the_same_cut_in_another_colour_is_another_image(tmp_path):
     assert groups(report.near_duplicates) == [
         [f"{name}/shirt.png", f"{name}/small.png"] for name in ("green", "red")
     ]
-    assert report.ok
+    assert report.two_labels == []
 
 
 def test_small_things_before_an_even_sky_are_told_apart():
@@ -227,13 +230,13 @@ def test_what_is_a_leak(tmp_path, first, second, leaks, identical):
     save(photo(0), tmp_path / "2.png", compress_level=6 if identical else 1)
     report = check(table(tmp_path, [("1.png", 0, first), ("2.png", 0, second)]), workers=0, progress=False)
     assert [same.identical for same in report.two_splits] == [identical] * leaks
-    assert report.ok is not leaks
+    assert ("leakage" in report.text()) is leaks
 
 
 def test_a_row_in_two_splits_is_no_leak_but_two_rows_of_a_file_are(tmp_path):
     save(photo(0), tmp_path / "1.png")
     once = check(table(tmp_path, [("1.png", 0, ["train", "gallery"])]), workers=0, progress=False)
-    assert once.ok
+    assert once.two_splits == []
     twice = [("1.png", 0, ["train"]), ("1.png", 1, ["test"])]
     report = check(table(tmp_path, twice), workers=0, progress=False)
     assert groups(report.two_splits) == groups(report.two_labels) == [["1.png", "1.png"]]
@@ -361,8 +364,12 @@ def test_counts_and_json(tmp_path):
     save(photo(3, (300, 200)), tmp_path / "test/auk/1.png")
     report = checked(tmp_path)
     found = json.loads(report.json())
+    refusal = (
+        "data: the test searches images of 1 class: nothing could be found wrongly: "
+        "give it at least two classes"
+    )
     assert found == {
-        "ok": True,
+        "ok": False,
         "name": "folder",
         "root": str(tmp_path),
         "images": 4,
@@ -381,15 +388,73 @@ def test_counts_and_json(tmp_path):
         "near_duplicates": [],
         "two_labels": [],
         "two_splits": [],
+        "unread": {},
+        "refusal": refusal,
         "warnings": [],
     }
     assert report.text() == (
+        f"training would refuse it\n  {refusal}\n"
         f"folder in {tmp_path}: 4 images, 2 classes\n"
         "  train: 3 images, 1 class\n  test: 1 image, 1 class\n"
         "  images a class: min 1, median 2, max 3; 1 class of one image\n"
         "  width: min 50, median 85, max 300\n  height: min 60, median 75, max 200\n"
-        "  formats: JPEG 1, PNG 3\nOK"
+        "  formats: JPEG 1, PNG 3\nNOT OK: training would refuse it"
     )
+
+
+def classes_of(root, splits, images=2, classes=2):
+    """A catalog with this many classes of this many images in each split."""
+    rows = [
+        (f"{split}{number}{image}.png", label * classes + number, [split] if split else [])
+        for label, split in enumerate(splits)
+        for number in range(classes)
+        for image in range(images)
+    ]
+    for seed, (path, *_) in enumerate(rows):
+        save(photo(seed, (24, 24)), root / path)
+    return table(root, rows)
+
+
+@pytest.mark.parametrize(
+    ("splits", "sizes", "refusal"),
+    [
+        (["train", "test"], {}, ""),
+        ([""], {"classes": 10}, ""),
+        ([""], {"classes": 1}, "'table' has 1 class: it takes two"),
+        ([""], {"classes": 10, "images": 1}, "no test image has another one of its class to find"),
+        (["train", "test"], {"images": 1}, "no test image has another one of its class to find"),
+        (["trian", "test"], {}, "'table' has no train split; it has test, trian"),
+        (["train", "tset"], {}, "'table' has no test split"),
+        (["test"], {}, ""),  # as LFW
+        (["gallery", "query"], {}, ""),
+        (["train"], {"classes": 10}, ""),  # as CASIA
+        (["train"], {"classes": 2}, "split_classes(folds=5): must lie in 2..2"),
+    ],
+)
+def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
+    report = check(classes_of(tmp_path, splits, **sizes), workers=0, progress=False)
+    assert refusal in report.refusal
+    assert report.ok is (report.refusal == "") is (refusal == "")
+
+
+def test_images_of_which_training_can_read_none():
+    catalog = Catalog("x", Path(), list("abcd"), np.arange(4) // 2, ["a", "b"], {"train": np.arange(4)})
+    with pytest.raises(ValueError, match="none of its 4 train images can be read: run firstpage data check"):
+        assign(catalog, np.zeros(4, bool), TrainSettings())
+
+
+def test_kinds_that_are_not_read_are_a_fault(tmp_path):
+    for number in range(8):
+        for image in range(2):
+            save(photo(2 * number + image), tmp_path / f"{number}/{image}.png")
+    assert checked(tmp_path).ok
+    (tmp_path / "0/2.heic").touch()
+    report = checked(tmp_path)
+    told = "1 .heic files are not read: convert them to JPEG or PNG"
+    assert report.text().startswith(f"1 file of kinds that are not read\n  {told}\nfolder in")
+    assert report.text().endswith("\nNOT OK: 1 file of kinds that are not read")
+    assert json.loads(report.json())["unread"] == {".heic": 1}
+    assert not report.ok
 
 
 def test_the_same_whatever_the_workers(tmp_path):

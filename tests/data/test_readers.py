@@ -453,6 +453,14 @@ def test_folder_of_splits(tmp_path, splits):
         assert all(catalog.paths[row].startswith(f"{split}/") for row in catalog.splits[split])
 
 
+def test_split_folders_in_any_case(tmp_path):
+    images(tmp_path, "Train/wren/1.jpg", "TEST/auk/1.jpg", "Val/auk/2.jpg")
+    catalog = read(tmp_path)
+    assert catalog.classes == ["auk", "wren"]
+    assert catalog.paths == ["Train/wren/1.jpg", "Val/auk/2.jpg", "TEST/auk/1.jpg"]
+    assert rows_of(catalog) == {"train": [0], "val": [1], "test": [2]}
+
+
 def test_a_class_may_be_called_train(tmp_path):
     assert read(images(tmp_path, "train/1.jpg", "bus/1.jpg")).classes == ["bus", "train"]
 
@@ -465,6 +473,43 @@ def test_folder_reports_what_it_does_not_read(tmp_path):
         "folder: folders beside train, test are not read: masks",
         "folder: 1 of 3 classes have no image, the first is 'empty'",
     ]
+
+
+def test_kinds_that_are_not_read_are_told(tmp_path):
+    images(
+        tmp_path, "auk/1.jpg", "auk/2.avif", "loose.svg", "wren/1.HEIC", "wren/nest/2.heic", "wren/.3.heic"
+    )
+    images(tmp_path, "auk/roll.raw/1.jpg")  # a folder
+    catalog = quietly(tmp_path)
+    assert catalog.paths == ["auk/1.jpg", "auk/2.avif", "auk/roll.raw/1.jpg"]
+    assert catalog.unread == {".heic": 2, ".svg": 1}
+    assert catalog.warnings == [
+        "folder: 2 .heic files are not read: convert them to JPEG or PNG",
+        "folder: 1 .svg files are not read: convert them to JPEG or PNG",
+        "folder: 1 of 2 classes have no image, the first is 'wren'",
+    ]
+
+
+def test_folder_of_kinds_that_are_not_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no images; 2 \.heic files are not read: convert them"):
+        read(images(tmp_path, "auk/1.heic", "2.heic"))
+
+
+def test_images_outside_class_folders_are_read_only_when_asked_for(tmp_path):
+    (images(tmp_path, "flat/2.jpg", "flat/1.jpg", "flat/notes.txt", "flat/.3.jpg") / "flat/empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"2 images lie outside class folders: move them to flat/<cl"):
+        read(tmp_path / "flat")
+    catalog = read(tmp_path / "flat", unlabelled=True)
+    assert (catalog.paths, catalog.classes, catalog.splits) == (["1.jpg", "2.jpg"], ["flat"], {})
+    assert catalog.labels.tolist() == [0, 0]
+    images(tmp_path, "flat/auk/1.jpg")
+    for unlabelled in (False, True):
+        assert quietly(tmp_path / "flat", unlabelled=unlabelled).classes == ["auk", "empty"]
+
+
+def test_a_flat_split_is_read_when_asked_for(tmp_path):
+    images(tmp_path, "train/1.jpg")
+    assert read(tmp_path, unlabelled=True).paths == ["train/1.jpg"]
 
 
 def test_broken_entries_are_listed_for_the_decoder_to_report(tmp_path):
@@ -524,6 +569,11 @@ def test_csv_of_two_columns_has_nothing_else(tmp_path):
     catalog = read(table(tmp_path, "path,label\nauk.jpg,7\n\na wren.jpg,10\n"))
     assert catalog.classes == ["7", "10"]
     assert (catalog.splits, catalog.boxes, catalog.groups, catalog.group_names) == ({}, None, None, [])
+
+
+def test_csv_splits_in_any_case(tmp_path):
+    catalog = read(table(tmp_path, "path,label,split\nauk.jpg,auk,TRAIN\na wren.jpg,wren,Half\n"))
+    assert rows_of(catalog) == {"train": [0], "Half": [1]}
 
 
 def test_csv_root_and_absolute_paths(tmp_path):
@@ -631,7 +681,7 @@ def test_path_that_cannot_be_read(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"read\('.*nowhere'\): no such file or folder"):
         read(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"no images; expected .*/<class>/<image>\.jpg"):
-        read(images(tmp_path, "1.jpg"))
+        read(images(tmp_path, "1.txt"))
     with pytest.raises(ValueError, match="neither a folder nor a table; extract it, or give kind="):
         read(images(tmp_path, "birds.zip") / "birds.zip")
     with pytest.raises(ValueError, match=r"kind='birds'\): must be one of cub, cars, .*, glyphs$"):

@@ -53,6 +53,7 @@ class Catalog:
         groups: [N] int64, super-classes as positions in `group_names`.
         group_names: Names of the super-classes.
         pairs: Verification pairs (LFW).
+        unread: Files of kinds of image that are not read, counted by suffix.
         warnings: What the reader noticed: missing files, counts that differ from the published ones.
 
     Raises:
@@ -77,6 +78,7 @@ class Catalog:
     groups: NDArray[np.int64] | None = None
     group_names: list[str] = field(default_factory=list)
     pairs: VerificationPairs | None = None
+    unread: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

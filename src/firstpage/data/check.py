@@ -14,6 +14,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.decode import FORMATS, Unreadable, decode_file, fingerprint, open_regular
 from firstpage.data.likeness import alike, sketch
 from firstpage.data.progress import progress_bar
+from firstpage.data.readers.survey import unread
 from firstpage.data.report import Report, Same
 from firstpage.data.workers import Workers
 
@@ -55,7 +56,7 @@ def look(root: str, paths: list[str]) -> list[Look]:
 
 
 def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> Report:
-    """Opens every image once, and finds what is wrong with a dataset.
+    """Opens every image once, and finds what is wrong with a dataset, and whether training would refuse it.
 
     Args:
         catalog: The dataset.
@@ -77,6 +78,7 @@ def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True
     readable = [row for row, seen in enumerate(looks) if not seen.reason]
     formats, format_counts = np.unique([looks[row].format for row in readable], return_counts=True)
     exact, near, two_labels, two_splits = _same(catalog, looks, readable)
+    told = {f"{catalog.name}: {line}" for line in unread(catalog.unread)}  # a fault, not only a warning
     class_sizes = np.bincount(catalog.labels, minlength=len(catalog.classes))
     return Report(
         name=catalog.name,
@@ -97,7 +99,9 @@ def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True
         near_duplicates=near,
         two_labels=two_labels,
         two_splits=two_splits,
-        warnings=catalog.warnings,
+        unread=catalog.unread,
+        refusal=_refusal(catalog, np.array([not seen.reason for seen in looks], np.bool_)),
+        warnings=[warning for warning in catalog.warnings if warning not in told],
     )
 
 
@@ -173,6 +177,25 @@ def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[lis
             if conflict(members):
                 found.append(same(members, any(map(conflict, by_content.values()))))
     return exact, near, two_labels, two_splits
+
+
+def _refusal(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
+    """What training says to a dataset; nothing if it is all for testing, or nothing of it can be read."""
+    from firstpage.training.settings import TrainSettings  # torch takes seconds to import
+    from firstpage.training.splits import assign
+
+    names = catalog.splits.keys()
+    if not readable.any() or (names and names <= {"test", "query", "gallery"}):
+        return ""
+    # Without a test half it is the protocol that has to be another, not the data.
+    protocol = "fair" if names and names <= {"train", "val"} else "paper"
+    try:
+        roles = assign(catalog, readable, TrainSettings(protocol=protocol))
+        for search in filter(None, (roles.select, roles.test)):
+            search.check(catalog.labels)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _groups(codes: NDArray[np.int32]) -> list[list[int]]:

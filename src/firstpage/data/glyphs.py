@@ -179,6 +179,8 @@ def _create(root: Path, settings: dict[str, int]) -> None:
         part.replace(root)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename:
+            error.filename = str(root)  # a person knows nothing of the part beside it
         if not (isinstance(error, OSError) and (root / _INDEX).exists()):  # unless another process was faster
             raise
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage.data.decode import shown
+from firstpage.data.readers.survey import unread
 
 EXAMPLES = 5  # of each fault that the text names; the JSON has all
 
@@ -67,7 +68,9 @@ class Report:
         two_labels: Groups with more than one label.
         two_splits: Groups of which an image is in one split and another image in another (leakage). That one
             image is in several splits is how some datasets are made, and no fault.
-        warnings: What the reader noticed.
+        unread: Files of kinds of image that are not read, counted by suffix.
+        refusal: Why training would refuse the dataset; empty if it would not.
+        warnings: What else the reader noticed.
 
     Example:
         >>> from firstpage.data.check import Catalog, check
@@ -90,11 +93,13 @@ class Report:
     near_duplicates: list[Same]
     two_labels: list[Same]
     two_splits: list[Same]
+    unread: dict[str, int]
+    refusal: str
     warnings: list[str]
 
     @property
     def ok(self) -> bool:
-        """Whether every file can be read, and no image has two labels or is in two splits.
+        """Whether every file is read, no image has two labels or is in two splits, and training can begin.
 
         Duplicates of one class in one split are told, but train no model wrongly.
 
@@ -103,7 +108,7 @@ class Report:
             >>> check(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
             True
         """
-        return not (self.unreadable or self.two_labels or self.two_splits)
+        return not (self.unreadable or self.two_labels or self.two_splits or self.unread or self.refusal)
 
     def text(self) -> str:
         """A summary to read: first what is wrong, then what there is, then the verdict.
@@ -127,6 +132,8 @@ class Report:
             (_count(len(broken), "unreadable file"), broken),
             (_count(len(labels), "image") + " under two labels", labels),
             (_count(len(splits), "image") + " in two splits (leakage)", splits),
+            (_count(sum(self.unread.values()), "file") + " of kinds that are not read", unread(self.unread)),
+            ("training would refuse it", [self.refusal] if self.refusal else []),
         ]
         notes = [
             (_count(len(exact), "group") + " of identical files", exact),

@@ -104,7 +104,7 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
     Under `fair` a split `val` is what models are selected by; without one, a fold of the training classes is.
 
     Raises:
-        ValueError: there is no training split.
+        ValueError: there is no training split, or nothing of it can be read.
 
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
@@ -115,7 +115,12 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
     if not catalog.splits:
         catalog = catalog.split_classes(0.2, seed=0)
     splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
-    if "train" not in splits or not len(splits["train"]):
+    if "train" in splits and not len(splits["train"]):
+        raise ValueError(
+            f"data: none of its {len(catalog.splits['train']):,} train images can be read: "
+            "run firstpage data check PATH"
+        )
+    if "train" not in splits:
         raise ValueError(
             f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}"
         )

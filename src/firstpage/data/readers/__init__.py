@@ -59,7 +59,13 @@ def kinds() -> list[str]:
     return list(_READERS)
 
 
-def read(path: str | Path, kind: str | None = None, **options: Any) -> Catalog:  # noqa: ANN401
+def read(
+    path: str | Path,
+    kind: str | None = None,
+    *,
+    unlabelled: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> Catalog:
     """Reads a dataset, in the layout it is distributed in.
 
     What is wrong with it but can be worked with (missing files, empty classes, counts that differ from the
@@ -68,6 +74,7 @@ def read(path: str | Path, kind: str | None = None, **options: Any) -> Catalog: 
     Args:
         path: A folder or a table; "glyphs" is the set that comes with the package.
         kind: One of `kinds()`; found from what the folder holds, if not given.
+        unlabelled: Also take a folder of images without class folders, as one class named after it.
         options: Passed to the reader: `root` for csv and parquet, those of `glyphs`.
 
     Raises:
@@ -92,6 +99,8 @@ def read(path: str | Path, kind: str | None = None, **options: Any) -> Catalog: 
     if kind not in _READERS:
         known = "read('glyphs') takes no path" if kind == "glyphs" else f"must be one of {', '.join(kinds())}"
         raise ValueError(f"read({str(path)!r}, kind={kind!r}): {known}")
+    if unlabelled and kind == "folder":
+        options["unlabelled"] = True
     catalog = _READERS[kind](path, **options)
     catalog = replace(catalog, warnings=catalog.warnings + survey(catalog))
     for warning in catalog.warnings:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import folders_in, images_below, is_image, rows_by_name
+from firstpage.data.readers.layout import (
+    SPLITS,
+    UNREAD_SUFFIXES,
+    files_below,
+    folders_in,
+    is_image,
+    rows_by_name,
+    split_name,
+    suffix,
+)
+from firstpage.data.readers.survey import unread
 
-SPLITS = ("train", "val", "test", "query", "gallery")
 
-
-def folder(path: Path) -> Catalog:
+def folder(path: Path, *, unlabelled: bool = False) -> Catalog:
     """Reads class folders, or class folders in folders named after splits.
 
         wren/1.jpg  auk/1.jpg
-        train/wren/1.jpg  test/auk/1.jpg, also val/, query/ and gallery/
+        train/wren/1.jpg  test/auk/1.jpg, also val/, query/ and gallery/, in any case
 
     Folders are splits if all of them have such names, or at least two do (a class may be called "train").
     The same class in two splits has one label.
 
     Args:
         path: The folder.
+        unlabelled: Where no image lies in a class folder, take those outside as one class, named `path`.
 
     Raises:
         FileNotFoundError: There are no images in class folders.
@@ -40,14 +50,13 @@ def folder(path: Path) -> Catalog:
         (['train/wren/1.jpg', 'test/auk/1.jpg'], ['auk', 'wren'], ['test', 'train'])
     """
     names = folders_in(path)
-    splits = [split for split in SPLITS if split in names]
-    if len(splits) > 1 or (splits and splits == names):
-        return from_folders("folder", path, splits)
-    return from_folders("folder", path)
+    splits = [name for split in SPLITS for name in names if split_name(name) == split]
+    parts = splits if len(splits) > 1 or splits == names else []
+    return from_folders("folder", path, parts or [""], unlabelled=unlabelled)
 
 
-def from_folders(name: str, root: Path, parts: Sequence[str] = ("",)) -> Catalog:
-    """The catalog of the class folders in some parts of `root`; parts with a name are splits.
+def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabelled: bool = False) -> Catalog:
+    """The catalog of the class folders in some parts of `root`; parts with a name are splits, in lower case.
 
     Raises:
         FileNotFoundError: There are no images in class folders.
@@ -65,14 +74,24 @@ def from_folders(name: str, root: Path, parts: Sequence[str] = ("",)) -> Catalog
     paths: list[str] = []
     labels: list[int] = []
     split_of: list[str] = []
+    kinds: Counter[str] = Counter()
     for part, class_name in found:
-        images = images_below(root, f"{part}/{class_name}" if part else class_name)
+        files = files_below(root, f"{part}/{class_name}" if part else class_name)
+        kinds.update(map(suffix, files))
+        images = list(filter(is_image, files))
         paths += images
         labels += [label_of[class_name]] * len(images)
-        split_of += [part] * len(images)
+        split_of += [split_name(part)] * len(images)
+    loose = {part: _loose(root / part) for part in ("", *filter(None, parts))}
+    kinds.update(suffix(file) for files in loose.values() for file in files)
+    not_read = {kind: count for kind, count in kinds.items() if kind in UNREAD_SUFFIXES}
+    outside = [f"{part}/{file}" if part else file for part in loose for file in filter(is_image, loose[part])]
+    if unlabelled and outside and not paths:
+        zeros = np.zeros(len(outside), np.int64)
+        return Catalog(name, root, outside, zeros, [root.resolve().name], {}, unread=not_read)
     if not paths:
-        expected = f"{root.name}/<class>/<image>.jpg"
-        raise FileNotFoundError(f"read({str(root)!r}, kind={name!r}): no images; expected {expected}")
+        fault = _nothing(root.name, len(outside), not_read)
+        raise FileNotFoundError(f"read({str(root)!r}, kind={name!r}): {fault}")
     return Catalog(
         name,
         root,
@@ -80,21 +99,43 @@ def from_folders(name: str, root: Path, parts: Sequence[str] = ("",)) -> Catalog
         np.array(labels),
         classes,
         rows_by_name(split_of),
-        warnings=[f"{name}: {fault}" for fault in _outside(root, parts)],
+        unread=not_read,
+        warnings=[f"{name}: {fault}" for fault in _beside(root, loose)],
     )
 
 
-def _outside(root: Path, parts: Sequence[str]) -> list[str]:
+def _loose(place: Path) -> list[str]:
+    """Files named like images that lie in a folder itself, sorted."""
+    names = sorted(os.listdir(place)) if place.is_dir() else []
+    return [
+        name
+        for name in names
+        if name[0] != "."
+        and (is_image(name) or suffix(name) in UNREAD_SUFFIXES)
+        and not (place / name).is_dir()
+    ]
+
+
+def _nothing(root: str, outside: int, not_read: Mapping[str, int]) -> str:
+    """Why there is no image in class folders, and what to do."""
+    expected = f"{root}/<class>/<image>.jpg"
+    if outside:
+        return f"{outside:,} images lie outside class folders: move them to {expected}"
+    return f"no images; {'; '.join(unread(not_read)) or f'expected {expected}'}"
+
+
+def _beside(root: Path, loose: Mapping[str, list[str]]) -> list[str]:
     """Images that lie beside the class folders, and folders that lie beside the splits."""
     faults = []
-    for place in {root, *(root / part for part in parts)}:
-        visible = [name for name in sorted(os.listdir(place)) if name[0] != "."]
-        loose = [name for name in visible if is_image(name) and not (place / name).is_dir()]
-        if loose:
+    for part, files in loose.items():
+        images = list(filter(is_image, files))
+        if images:
+            place = str(root / part)
             faults.append(
-                f"{len(loose):,} images in {str(place)!r} are in no class folder, the first is {loose[0]!r}"
+                f"{len(images):,} images in {place!r} are in no class folder, the first is {images[0]!r}"
             )
-    others = [name for name in folders_in(root) if any(parts) and name not in parts]
+    parts = [part for part in loose if part]
+    others = [name for name in folders_in(root) if parts and name not in parts]
     if others:
         faults.append(f"folders beside {', '.join(parts)} are not read: {', '.join(others)}")
     return sorted(faults)

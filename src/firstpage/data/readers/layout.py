@@ -43,8 +43,33 @@ IMAGE_SUFFIXES = frozenset(
         ".ppm",
         ".pgm",
         ".jp2",
+        ".avif",
     )
 )
+
+# Kinds of image that the decoder does not know; such files are counted, so that nobody misses them.
+UNREAD_SUFFIXES = frozenset(
+    (
+        ".heic",
+        ".heif",
+        ".svg",
+        ".psd",
+        ".jxl",
+        ".tga",
+        ".exr",
+        ".raw",
+        ".dng",
+        ".cr2",
+        ".cr3",
+        ".nef",
+        ".arw",
+        ".orf",
+        ".rw2",
+        ".raf",
+    )
+)
+
+SPLITS = ("train", "val", "test", "query", "gallery")
 
 # The parent of a dataset holds a few folders; where there are more, they are classes and not searched.
 FEW = 64
@@ -123,6 +148,20 @@ def images_below(root: Path, folder: str) -> list[str]:
         ...     images_below(Path(root), "wren")
         ['wren/b.JPG', 'wren/nest/a.png']
     """
+    return [name for name in files_below(root, folder) if is_image(name)]
+
+
+def files_below(root: Path, folder: str) -> list[str]:
+    """As `images_below`, with the files of those kinds of image that are not read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("a.png", "b.HEIC", "notes.txt"):
+        ...         Path(root, name).touch()
+        ...     files_below(Path(root), "")
+        ['a.png', 'b.HEIC']
+    """
     found: list[str] = []
     pending = [folder]
     while pending:
@@ -136,7 +175,19 @@ def images_below(root: Path, folder: str) -> list[str]:
                     found.append(name)
                 elif entry.is_dir(follow_symlinks=False):
                     pending.append(name)
+                elif suffix(name) in UNREAD_SUFFIXES:
+                    found.append(name)
     return sorted(found)
+
+
+def suffix(name: str) -> str:
+    """How a file's name ends, in lower case.
+
+    Example:
+        >>> suffix("wren.JPG")
+        '.jpg'
+    """
+    return os.path.splitext(name)[1].lower()
 
 
 def is_image(name: str) -> bool:
@@ -146,7 +197,17 @@ def is_image(name: str) -> bool:
         >>> is_image("wren.JPG"), is_image("labels.txt")
         (True, False)
     """
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+    return suffix(name) in IMAGE_SUFFIXES
+
+
+def split_name(name: str) -> str:
+    """A known split in lower case, whatever its case; any other name as it is.
+
+    Example:
+        >>> split_name("Train"), split_name("Auk")
+        ('train', 'Auk')
+    """
+    return name.lower() if name.lower() in SPLITS else name
 
 
 def number(names: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ PUBLISHED = {
 
 
 def survey(catalog: Catalog) -> list[str]:
-    r"""Faults of a catalog, one line each: missing files, empty classes, unusual counts.
+    r"""Faults of a catalog, one line each: files missing or not read, empty classes, unusual counts.
 
     Example:
         >>> catalog = Catalog("x", Path("nowhere"), ["wren/1.jpg"], np.array([0]), ["wren", "auk"], {})
@@ -29,7 +29,7 @@ def survey(catalog: Catalog) -> list[str]:
         x: 1 of 1 images are not on disk, the first is 'wren/1.jpg'; their rows stay, and cannot be decoded
         x: 1 of 2 classes have no image, the first is 'auk'
     """
-    faults = []
+    faults = unread(catalog.unread)
     missing = missing_rows(catalog.root, catalog.paths)
     if missing:
         faults.append(
@@ -47,6 +47,19 @@ def survey(catalog: Catalog) -> list[str]:
         if count != published:
             faults.append(f"{split} has {count:,} images, the published split has {published:,}")
     return [f"{catalog.name}: {fault}" for fault in faults]
+
+
+def unread(counts: Mapping[str, int]) -> list[str]:
+    """What is said of files of kinds that are not read, one line a kind.
+
+    Example:
+        >>> unread({".heic": 12})
+        ['12 .heic files are not read: convert them to JPEG or PNG']
+    """
+    return [
+        f"{count:,} {suffix} files are not read: convert them to JPEG or PNG"
+        for suffix, count in sorted(counts.items())
+    ]
 
 
 def missing_rows(root: Path, paths: Sequence[str]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import csv_rows, number, rows_by_name
+from firstpage.data.readers.layout import csv_rows, number, rows_by_name, split_name
 
 CORNERS = ("x0", "y0", "x1", "y1")
 NOTHING = (None, "")
@@ -24,7 +24,7 @@ def csv(path: Path, *, root: str | Path | None = None) -> Catalog:
     r"""Reads a csv file (also with semicolons or tabs) whose header names `path` and `label`.
 
     Further columns that are read: `split`; a box as `x0`, `y0`, `x1`, `y1` or as one `box` of four numbers;
-    `group`. An empty box or split is none. Paths may be absolute.
+    `group`. An empty box or split is none; `TRAIN` is `train`. Paths may be absolute.
 
     Args:
         path: The file.
@@ -114,7 +114,7 @@ def _catalog(
             # intern: a name that stands in many rows is kept once
             labels.append(intern(_filled(row[label_at], "label")))
             if split_at is not None:
-                splits.append(intern("" if row[split_at] is None else str(row[split_at])))
+                splits.append(intern("" if row[split_at] is None else split_name(str(row[split_at]))))
             if group_at is not None:
                 groups.append(intern(_filled(row[group_at], "group")))
             if cornered:
