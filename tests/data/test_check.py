@@ -420,7 +420,9 @@ def classes_of(root, splits, images=2, classes=2):
     [
         (["train", "test"], {}, ""),
         ([""], {"classes": 10}, ""),
-        ([""], {"classes": 1}, "'table' has 1 class: it takes two"),
+        ([""], {"classes": 1}, "of 1 class none can be kept for a test: give at least four"),
+        ([""], {"classes": 3}, "of 3 classes none can be kept for a test: give at least four"),
+        ([""], {"classes": 4}, ""),
         ([""], {"classes": 10, "images": 1}, "no test image has another one of its class to find"),
         (["train", "test"], {"images": 1}, "no test image has another one of its class to find"),
         (["trian", "test"], {}, "'table' has no train split; it has test, trian"),

@@ -156,7 +156,7 @@ def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatc
     found = figures.read_embedded(tmp_path / "run")
     assert found.part("test").rows.tolist() == roles.test.queries.tolist()
     assert found.part("train").rows.tolist() == roles.train.tolist()
-    assert len(found.part("test").rows) == 4
+    assert len(found.part("test").rows) == 8
     (root / "0" / "0.png").rename(root / "0" / "moved.png")
     table.unlink()
     with pytest.raises(FileNotFoundError, match=r"cannot be found as it was: name it by --data"):

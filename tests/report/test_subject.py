@@ -10,7 +10,7 @@ from striped import recipe
 
 from firstpage.data import Catalog, PixelStore, VerificationPairs, read
 from firstpage.models import Embedder
-from firstpage.report import Subject, measure
+from firstpage.report import Subject, measure, page
 from firstpage.report.facts import differences, facts
 from firstpage.training import Recipe, Record
 from firstpage.training.run import fingerprint
@@ -139,6 +139,11 @@ def test_an_image_that_cannot_be_read_is_left_out(runs, stripes, tmp_path):
     next(moved.glob("test/plain/*")).write_bytes(b"not an image")
     subject = opened(runs / "one", runs, data=moved)
     assert len(subject.queries) == len(subject.catalog.splits["test"]) - 1
+    measured = measure(subject, clustering=False)
+    (note,) = json.loads(measured.json())["notes"]
+    assert note.startswith("1 of 109 images cannot be read, such as test/plain/")
+    assert measured.text().endswith(f"\n\n{note}")
+    assert note in str(page({"one": measured}))
 
 
 def test_what_is_no_run_and_no_model_is_said(runs, tmp_path):
@@ -165,6 +170,11 @@ def test_a_record_tells_its_series_and_facts(runs):
     assert found["Loss"] == "batch-all"
     assert found["Data"] == "stripes, 109 images"
     assert {"Seed", "torch", "Device", "Time in training", "Data fingerprint"} <= set(found)
+
+
+def test_warnings_of_a_run_are_among_its_facts(tmp_path):
+    record = Record(tmp_path, Recipe(), {"result": {"warnings": ["collapsed", "no longer"]}}, [])
+    assert facts(record)["Warnings"] == "collapsed; no longer"
 
 
 def test_a_run_cut_short_has_fewer_facts(tmp_path):

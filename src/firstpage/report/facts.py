@@ -35,6 +35,7 @@ def facts(record: Record) -> dict[str, str]:
         "Epochs": str(recipe.schedule.epochs),
         "Schedule": recipe.schedule.kind,
         "Best epoch": result.get("epoch"),
+        "Warnings": "; ".join(result.get("warnings") or []) or None,
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,
         "Data": f"{called(data['name'], data.get('root', ''))}, {data['images']:,} images"

@@ -133,7 +133,7 @@ class Measured:
                 "",
                 f"{self.retrieval.without_positive:,} queries have no image to find, and are left out",
             ]
-        return "\n".join(lines)
+        return "\n".join(lines + [line for note in self.subject.notes for line in ("", note)])
 
     def json(self) -> str:
         """All of it, as JSON."""
@@ -144,6 +144,7 @@ class Measured:
             "queries": self.retrieval.queries,
             "gallery": None if self.subject.gallery is None else len(self.subject.gallery),
             "without_positive": self.retrieval.without_positive,
+            "notes": self.subject.notes,
             "retrieval": {name: asdict(estimate) for name, estimate in self.estimates.items()},
             "clustering": None if self.clustering is None else self.clustering.row(),
             "verification": None if self.verification is None else self.verification.row(),

@@ -183,6 +183,7 @@ def _tested(measured: Measured) -> str:
     return (
         f"{retrieval.queries:,} queries of {measured.counted_classes()} of {subject.data}, "
         f"searching {among}{left}. Protocol: {subject.protocol}."
+        + "".join(f" {note}." for note in subject.notes)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from firstpage.report.facts import called
 from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
 from firstpage.training.settings import TrainSettings
-from firstpage.training.splits import Search, assign, searched
+from firstpage.training.splits import Search, assign, left_out, searched
 from firstpage.training.trained_on import trained_on
 
 __all__ = ["Subject"]
@@ -41,6 +41,7 @@ class Subject:
         protocol: `paper` or `fair`.
         model: what the embedder is made of, where it is known.
         record: what the run folder says, where the model came from one.
+        notes: what is to be known of the data, such as images that cannot be read.
 
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
     >>> subject = Subject("toy", catalog, Search(np.arange(4)), torch.eye(4))
@@ -56,6 +57,7 @@ class Subject:
     protocol: str = "paper"
     model: ModelSettings | None = None
     record: Record | None = None
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def open(
@@ -117,7 +119,8 @@ class Subject:
                 model.device
             )
         name = source.resolve().name
-        return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record)
+        notes = left_out(catalog, pixels.ok)
+        return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record, notes)
 
     @property
     def data(self) -> str:

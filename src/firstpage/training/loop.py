@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +32,7 @@ from firstpage.training.recipe import Recipe
 from firstpage.training.replay import compiled
 from firstpage.training.result import Result
 from firstpage.training.run import Run
+from firstpage.training.splits import left_out
 
 __all__ = ["fit"]
 
@@ -132,15 +132,7 @@ def _fit(
     best_weights: dict[str, Tensor] = {}
     clock, watch = Clock(place), health.Watch()
     step, stale, stopped = 0, 0, False
-    unreadable = np.flatnonzero(~pixels.ok)
-    notes = (
-        [
-            f"{len(unreadable):,} of {len(catalog):,} images cannot be read, such as "
-            f"{catalog.paths[unreadable[0]]}: firstpage data check tells why"
-        ]
-        if len(unreadable)
-        else []
-    )
+    notes = left_out(catalog, pixels.ok)
 
     parts: dict[str, Any] = {
         "model": model,

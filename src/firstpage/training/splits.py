@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.decode import shown
 from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.training.ranks import Ranks
 from firstpage.training.settings import TrainSettings
 
-__all__ = ["Roles", "Search", "assign", "searched"]
+__all__ = ["Roles", "Search", "assign", "left_out", "searched"]
 
 Rows = NDArray[np.int64]
 
@@ -99,7 +100,7 @@ class Roles:
 
 
 def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> Roles:
-    """Cut a catalog for a protocol. A catalog without splits gives every fifth class to the test.
+    """Cut a catalog for a protocol. Without splits, a fifth of its classes are the test, at least two.
 
     Under `fair` a split `val` is what models are selected by; without one, a fold of the training classes is.
 
@@ -110,10 +111,16 @@ def assign(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSetting
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
     >>> roles = assign(catalog, np.ones(10, bool), TrainSettings())
     >>> len(roles.train), len(roles.test.queries)
-    (8, 2)
+    (6, 4)
     """
     if not catalog.splits:
-        catalog = catalog.split_classes(0.2, seed=0)
+        count = len(np.unique(catalog.labels))
+        if count < 4:
+            raise ValueError(
+                f"data: of {count} {'class' if count == 1 else 'classes'} none can be kept for a test: "
+                "give at least four, or splits train and test"
+            )
+        catalog = catalog.split_classes(max(2, round(0.2 * count)), seed=0)  # of one class all is right
     splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
     if "train" in splits and not len(splits["train"]):
         raise ValueError(
@@ -145,3 +152,20 @@ def searched(splits: Mapping[str, Rows]) -> Search | None:
     if "query" in splits and "gallery" in splits:
         return Search(splits["query"], splits["gallery"])
     return Search(splits["test"]) if "test" in splits else None
+
+
+def left_out(catalog: Catalog, readable: NDArray[np.bool_]) -> list[str]:
+    """A line on the images that cannot be read, if there are any.
+
+    >>> from pathlib import Path
+    >>> left_out(Catalog("x", Path(), ["a", "b"], np.zeros(2, int), ["c"], {}), np.array([True, False]))
+    ['1 of 2 images cannot be read, such as b: firstpage data check tells why']
+    """
+    rows = np.flatnonzero(~readable)
+    if not len(rows):
+        return []
+    first = shown(catalog.paths[rows[0]])
+    return [
+        f"{len(rows):,} of {len(readable):,} images cannot be read, such as {first}: "
+        "firstpage data check tells why"
+    ]
