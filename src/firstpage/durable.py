@@ -38,7 +38,7 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[BinaryIO], objec
     """Write a file whole: beside its place, out to the disk, then renamed into it.
 
     A process that dies leaves the file that was there before, and perhaps a `.part` beside it. Any other
-    failure removes that too.
+    failure removes that too. A link stays one, and what is no file (a pipe, a device) is written to.
 
     Args:
         path: the file, in a folder that is there.
@@ -51,10 +51,15 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[BinaryIO], objec
     [('note', b'whole')]
     """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            _fill(file, data)
+        return
+    target = target.resolve()
     part = target.with_name(f"{target.name}.part")
     try:
         with part.open("wb") as file:
-            file.write(data) if isinstance(data, bytes) else data(file)
+            _fill(file, data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
@@ -69,3 +74,10 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[BinaryIO], objec
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _fill(file: BinaryIO, data: bytes | Callable[[BinaryIO], object]) -> None:
+    if isinstance(data, bytes):
+        file.write(data)
+    else:
+        data(file)

@@ -121,3 +121,17 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, name):
     with pytest.raises(OSError, match=r"No space left on device: '.*x'"):
         durable.write(tmp_path / "x", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
+
+
+def test_links_stay_links_and_pipes_are_written_to(tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    durable.write(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    durable.write(tmp_path / "pipe", b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert {path.name for path in tmp_path.iterdir()} == {"real", "link", "pipe"}

@@ -48,8 +48,8 @@ class ThroughTimm(Backbone):
         # Only transformers say how many tokens come before the patches.
         self.has_tokens = hasattr(network, "num_prefix_tokens")
         high = int(network.num_features)
+        self.prefix = int(getattr(network, "num_prefix_tokens", 0))
         if self.has_tokens:
-            self.prefix = int(network.num_prefix_tokens)
             self.widths = (high, high, high)
         else:
             low, middle = (int(level["num_chs"]) for level in list(network.feature_info)[-3:-1])
