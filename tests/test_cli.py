@@ -110,7 +110,7 @@ def test_errors_of_the_system_come_with_a_remedy(capsys, tmp_path, birds, monkey
     assert (code, err) == (2, f"firstpage: {file}: file exists: name another place\n")
     code, _, err = run(capsys, "train", "--data", str(birds), "--out", str(file), "--set", "batch.size=8")
     assert code == 2
-    assert err.endswith(f"\nfirstpage: {file}: file exists: name another place\n")
+    assert err == f"firstpage: {file / 'run.json'}: {file} is a file, not a folder: name another place\n"
     long = tmp_path / ("x" * 230)
     code, _, err = run(capsys, "data", "get", "glyphs", str(long))
     assert (code, err) == (2, f"firstpage: {long}: file name too long: name another place\n")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,12 +75,26 @@ def _check(
     raise typer.Exit(0 if report.ok else 1)
 
 
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """A context in which a run that was asked to stop says how it goes on."""
+    from firstpage.training.checkpoint import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        typer.echo(f"firstpage: {stopped}", err=True)
+        raise typer.Exit(128 + stopped.signal) from None
+
+
 @app.command("demo")
 def _demo(out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo")) -> None:
     """Train on the embedded glyphs, and show the first page before and after."""
     from firstpage.demo import demo
 
-    typer.echo(demo(out))
+    with _stopping():
+        text = demo(out)
+    typer.echo(text)
 
 
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
@@ -110,7 +125,6 @@ def _train(
     from firstpage import recipes
     from firstpage.data import read
     from firstpage.training import fit, fit_folds
-    from firstpage.training.checkpoint import Stopped
     from firstpage.training.folds import summary
 
     chosen = recipes.find(recipe).changed(changes or [])
@@ -120,14 +134,11 @@ def _train(
             "--data: say what to learn from: a folder with a folder of images a class, or a table"
         )
     catalog = read(data or "glyphs")
-    try:
+    with _stopping():
         if folds:
             text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
         else:
             text = fit(chosen, catalog, folder, device=device, cache=cache).text()
-    except Stopped as stopped:
-        typer.echo(f"firstpage: {stopped}", err=True)
-        raise typer.Exit(128 + stopped.signal) from None
     if os.environ.get("RANK", "0") == "0":  # of many processes one speaks
         typer.echo(text)
 

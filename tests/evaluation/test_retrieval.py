@@ -350,3 +350,20 @@ def test_wrong_options_are_named(options, complaint):
 def test_wrong_intervals_are_named(birds, call):
     with pytest.raises(ValueError, match=r"P@7|images"):
         call(evaluate(*birds))
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_any_make():
+    points = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    labels = np.arange(12) // 3
+    expected = evaluate(torch.from_numpy(points), torch.from_numpy(labels)).row()
+    fixed = points.copy()
+    fixed.flags.writeable = False
+    for given in (
+        points[::-1][::-1],
+        points.astype(">f4"),
+        fixed,
+        points.tolist(),
+        list(torch.from_numpy(points)),
+    ):
+        assert evaluate(given, labels[::-1][::-1]).row() == expected

@@ -327,11 +327,25 @@ def test_images_that_cannot_be_read_are_told(stripes, tmp_path, capsys):
     assert told in again.text()  # though its curves are lost
 
 
-def test_a_folder_of_other_things_is_left_alone(run, stripes, tmp_path):
+def test_a_folder_of_other_things_is_left_alone_before_anything_is_decoded(stripes, tmp_path):
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(ValueError, match=r"holds other things, such as 'photo.jpg': give another --out"):
-        fit(recipe(), stripes, tmp_path, cache=run[0] / "cache", progress=False)
+    for place, complaint in (
+        (tmp_path, "holds other things, such as 'photo.jpg': give another --out"),
+        (tmp_path / "photo.jpg", "is a file, not a folder: name another place"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            fit(recipe(), stripes, place, cache=tmp_path / "cache", progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_a_fair_run_shows_its_test_though_the_figures_are_equal():
+    figures = [{"P@1": 100.0}, {"P@1": 100.0}]
+    assert "trained, test         100.0" in Result(None, *figures, 3, figures[:1]).text()
+
+
+def test_the_only_cpu_may_be_numbered(run, stripes):
+    result = fit(recipe("schedule.epochs=1"), stripes, device="cpu:0", cache=run[0] / "cache", progress=False)
+    assert result.history
 
 
 def test_data_must_be_named(capsys):

@@ -14,6 +14,7 @@ import torch
 
 from firstpage import cli, durable, training
 from firstpage.data import Catalog
+from firstpage.models import Embedder
 from firstpage.training import Recipe, fit, loop
 from firstpage.training.checkpoint import Checkpoints, Stopped, read_state, write_state
 from firstpage.training.health import Watch
@@ -187,10 +188,27 @@ def test_a_run_that_is_asked_to_stop_keeps_its_step_and_goes_on(unbroken, tmp_pa
 
 @pytest.mark.usefixtures("_signalled", "unbroken")
 @pytest.mark.parametrize("_signalled", [[signal.SIGINT, signal.SIGINT]], indirect=True)
-def test_who_asks_twice_does_not_wait(tmp_path):
+@pytest.mark.parametrize("again", [0.0, 60.0])
+def test_who_asks_again_later_does_not_wait(tmp_path, monkeypatch, again):
+    monkeypatch.setattr(Checkpoints, "AGAIN", again)
     with pytest.raises(KeyboardInterrupt) as caught:
         train(tmp_path, *RECIPES["margin"])
-    assert caught.type is KeyboardInterrupt
+    assert caught.type is (Stopped if again else KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("name", ["patience", "margin"])
+def test_a_run_that_is_asked_to_stop_at_its_end_comes_to_it(unbroken, tmp_path, monkeypatch, name):
+    save = Embedder.save
+
+    def signalled(self, folder):
+        if Path(folder).name == "last":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return save(self, folder)
+
+    monkeypatch.setattr(Embedder, "save", signalled)
+    with pytest.raises(Stopped, match="is finished"):
+        train(tmp_path, *RECIPES[name])
+    assert contents(tmp_path) == unbroken[name][2]
 
 
 def test_a_stopped_command_says_how_to_go_on(monkeypatch, capsys):

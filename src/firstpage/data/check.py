@@ -181,7 +181,7 @@ def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[lis
 
 def _refusal(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
     """What training says to a dataset; nothing if it is all for testing, or nothing of it can be read."""
-    from firstpage.training.settings import TrainSettings  # torch takes seconds to import
+    from firstpage.training.settings import TrainSettings
     from firstpage.training.splits import assign
 
     names = catalog.splits.keys()

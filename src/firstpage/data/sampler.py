@@ -238,8 +238,7 @@ class GroupSampler(Sampler[list[int]]):
         if available < size:
             raise ValueError(
                 f"GroupSampler(batch_size={size}, images_per_class={per_class}): the {len(self._group)} "
-                f"classes give only {available} images; use batch_size <= {available}, more images_per_class "
-                "or oversample=True"
+                f"classes give only {available} images; use batch_size <= {available // world * world}"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,7 +18,7 @@ _CHUNK = 2**22  # values looked at together, so that a large gallery is never co
 
 
 def as_tensor(name: str, values: Numbers) -> Tensor:
-    """A tensor of numbers given in any way; a tensor is itself, and an array shares its memory.
+    """A tensor of numbers given in any way; a tensor is itself, and an array shares its memory if it can.
 
     >>> as_tensor("labels", [3, 1])
     tensor([3, 1])
@@ -25,8 +26,14 @@ def as_tensor(name: str, values: Numbers) -> Tensor:
     Traceback (most recent call last):
     ValueError: labels: got list, not numbers: give a tensor or an array of numbers
     """
+    if isinstance(values, Tensor):
+        return values
     try:
-        return torch.as_tensor(values)
+        if all(isinstance(value, Tensor) for value in values):
+            return torch.stack(list(values))
+        array = np.asarray(values)
+        native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])  # as torch wants it
+        return torch.from_numpy(native)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
             f"{name}: got {type(values).__name__}, not numbers: give a tensor or an array of numbers"
@@ -46,7 +53,7 @@ def as_vectors(name: str, values: Numbers) -> Tensor:
             f"{name}: got shape {tuple(vectors.shape)}, need [images, dimensions] with at least one of each"
         )
     if not vectors.is_floating_point():
-        raise ValueError(f"{name}: got dtype {vectors.dtype}, need floats: call {name}.float()")
+        raise ValueError(f"{name}: got dtype {vectors.dtype}, need floats")
     return vectors
 
 
@@ -64,7 +71,7 @@ def as_labelled(name: str, vectors: Numbers, labels_name: str, labels: Numbers) 
             f"one label per row of {name}"
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"{labels_name}: got dtype {labels.dtype}, need integers: call {labels_name}.long()")
+        raise ValueError(f"{labels_name}: got dtype {labels.dtype}, need integers")
     if labels.device != vectors.device:
         raise ValueError(
             f"{labels_name} on {labels.device}, {name} on {vectors.device}: "

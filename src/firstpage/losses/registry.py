@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from numbers import Integral, Real
 
+from torch import Generator
+
 from firstpage._spelling import meant
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
@@ -64,6 +66,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "float": (Real, "a number"),
     "int": (Integral, "a whole number"),
     "bool": (bool, "true or false"),
+    "Generator": (Generator, "a torch.Generator"),
 }
 
 

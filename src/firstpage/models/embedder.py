@@ -253,8 +253,11 @@ class Embedder(nn.Module):
             source = source / "best"
         if not (source / "config.json").is_file() or not (source / "model.safetensors").is_file():
             raise FileNotFoundError(f"{folder}: {_what_is_there(source)}")
-        about = json.loads((source / "config.json").read_text())
-        if about.get("firstpage") != VERSION:
+        try:
+            about = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        except ValueError:
+            about = {}
+        if not isinstance(about, dict) or about.get("firstpage") != VERSION:
             raise ValueError(f"{source / 'config.json'}: not a firstpage model of version {VERSION}")
         model = cls(ModelSettings(**about["model"]))
         try:

@@ -103,6 +103,8 @@ class Checkpoints:
     (2, {'step': 4})
     """
 
+    AGAIN = 1.0  # seconds after which a second signal is another one
+
     def __init__(self, folder: Path | None, minutes: float) -> None:
         self.folder = None if folder is None else folder / "checkpoint"
         self.seconds = 60 * minutes
@@ -119,15 +121,24 @@ class Checkpoints:
     def stoppable(self) -> Iterator[None]:
         """A context in which Ctrl-C and SIGTERM make a checkpoint due, and end the run once it is written.
 
-        The second one ends it at once. In threads, and where nothing is kept, signals do what they did.
+        Past its last step the run comes to its end first. Whoever asks again, a second later or more, ends it
+        at once. In threads, and where nothing is kept, signals do what they did.
         """
         if self.folder is None or threading.current_thread() is not threading.main_thread():
             yield
             return
 
+        first = float("inf")
+
         def ask(number: int, _: object) -> None:
+            nonlocal first
+            first = min(first, time.monotonic())
+            if (
+                self._asked and time.monotonic() - first >= self.AGAIN
+            ):  # not the same one, sent on by a parent
+                restore()
+                signal.raise_signal(number)
             self._asked = number
-            restore()
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -139,6 +150,8 @@ class Checkpoints:
             yield
         finally:
             restore()
+        if self._asked:
+            raise Stopped(f"stopped: {self.folder.parent} is finished", self._asked)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Keep the state after `step` steps, and of those before only the last."""

@@ -78,7 +78,7 @@ def fit(
     True
     """
     place = choose(device)
-    current = nullcontext() if place.index is None else torch.cuda.device(place)  # one of several GPUs
+    current = torch.cuda.device(place) if place.type == "cuda" and place.index is not None else nullcontext()
     with current, started(place) as ranks, Run(folder if ranks.first else None) as run:
         return _fit(recipe, catalog, run, place, pixels, cache, progress and ranks.first, ranks)
 
@@ -239,97 +239,98 @@ def _fit(
                 display.say(warning)
 
     stoppable = checkpoints.stoppable() if ranks.world == 1 else nullcontext()
-    with stoppable, Display(steps, progress) as display, checkpoints.explaining():
-        display.say(roles.text(catalog))
-        for warning in notes:
-            display.say(warning)
-        if saved is None:
-            judge(0)
-        else:
-            display.say(f"goes on after step {step} of {steps}")
-        clock.resume()
-        for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
-            model.train()
-            for parameter in backbone:
-                parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
-            if recipe.train.compile and 1 < epoch == recipe.schedule.head_epochs + 1:
-                optimiser.zero_grad(set_to_none=True)
-                torch.compiler.reset()  # some versions of torch do not notice that parameters begin to learn
-            for rows in sampler:  # of the global batch, planned alike by every rank
-                guard.begin(step, rows)
-                batch = carried(torch.tensor(rows), place)
-                target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
-                for group, base in zip(optimiser.param_groups, rates, strict=True):
-                    group["lr"] = base * rate(recipe.schedule, step, steps)
-                optimiser.zero_grad(set_to_none=True)
-                loss = backward(
-                    model,
-                    partial(embedded, rows, share),
-                    partial(measured, target, ids),
-                    len(rows[share]),
-                    recipe.batch.chunk,
-                    key=("dropout", seed, step, share.start),
-                )
-                ranks.add_gradients(learnt, criteria.parameters())
-                looking = (step + 1) % LOG_EVERY == 0 or step + 1 == steps
-                if looking or recipe.optimiser.clip:
-                    norm = nn.utils.get_total_norm(gradients(learnt))
-                if recipe.optimiser.clip:
-                    nn.utils.clip_grads_with_norm_(learnt, recipe.optimiser.clip, norm)
-                guard.end(loss, gradients([*learnt, *criteria.parameters()]))
-                optimiser.step()
-                if average is not None:
-                    follow(means, values, recipe.train.ema)
-                step += 1
-                clock.count(len(rows))
-                read()
-                if looking:
-                    look(epoch, target, ids, loss, norm)
-                for memory, level in zip(memories, everyone, strict=False):
-                    memory.push(level, target, ids, unless=guard.bad)
-                if step % interval == 0 or step == steps:
-                    clock.pause()
+    with stoppable:
+        with Display(steps, progress) as display, checkpoints.explaining():
+            display.say(roles.text(catalog))
+            for warning in notes:
+                display.say(warning)
+            if saved is None:
+                judge(0)
+            else:
+                display.say(f"goes on after step {step} of {steps}")
+            clock.resume()
+            for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
+                model.train()
+                for parameter in backbone:
+                    parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
+                if recipe.train.compile and 1 < epoch == recipe.schedule.head_epochs + 1:
+                    optimiser.zero_grad(set_to_none=True)
+                    torch.compiler.reset()  # torch 2.11 does not notice that parameters begin to learn
+                for rows in sampler:  # of the global batch, planned alike by every rank
+                    guard.begin(step, rows)
+                    batch = carried(torch.tensor(rows), place)
+                    target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
+                    for group, base in zip(optimiser.param_groups, rates, strict=True):
+                        group["lr"] = base * rate(recipe.schedule, step, steps)
+                    optimiser.zero_grad(set_to_none=True)
+                    loss = backward(
+                        model,
+                        partial(embedded, rows, share),
+                        partial(measured, target, ids),
+                        len(rows[share]),
+                        recipe.batch.chunk,
+                        key=("dropout", seed, step, share.start),
+                    )
+                    ranks.add_gradients(learnt, criteria.parameters())
+                    looking = (step + 1) % LOG_EVERY == 0 or step + 1 == steps
+                    if looking or recipe.optimiser.clip:
+                        norm = nn.utils.get_total_norm(gradients(learnt))
+                    if recipe.optimiser.clip:
+                        nn.utils.clip_grads_with_norm_(learnt, recipe.optimiser.clip, norm)
+                    guard.end(loss, gradients([*learnt, *criteria.parameters()]))
+                    optimiser.step()
+                    if average is not None:
+                        follow(means, values, recipe.train.ema)
+                    step += 1
+                    clock.count(len(rows))
                     read()
-                    guard.look()
-                    stale = 0 if judge(epoch) else stale + 1
-                    model.train()
-                    clock.resume()
-                    stopped = bool(recipe.train.patience) and stale >= recipe.train.patience
-                    if stopped:
-                        break
-                if checkpoints.due():
-                    clock.pause()
-                    read()
-                    guard.look()
-                    checkpoints.save(step, state())
-                    clock.resume()
-            if stopped:
-                break
-        clock.pause()
+                    if looking:
+                        look(epoch, target, ids, loss, norm)
+                    for memory, level in zip(memories, everyone, strict=False):
+                        memory.push(level, target, ids, unless=guard.bad)
+                    if step % interval == 0 or step == steps:
+                        clock.pause()
+                        read()
+                        guard.look()
+                        stale = 0 if judge(epoch) else stale + 1
+                        model.train()
+                        clock.resume()
+                        stopped = bool(recipe.train.patience) and stale >= recipe.train.patience
+                        if stopped:
+                            break
+                    if checkpoints.due():
+                        clock.pause()
+                        read()
+                        guard.look()
+                        checkpoints.save(step, state())
+                        clock.resume()
+                if stopped:
+                    break
+            clock.pause()
 
-    final = average or model
-    with checkpoints.explaining():
-        if run.folder is not None:
-            final.save(run.folder / "last")
-        final.load_state_dict(best_weights)
-        result.model = final.eval()
-        if run.folder is not None:
-            final.save(run.folder / "best")  # a run that was killed may have left a later one there
-        result.seconds, result.images_per_second = clock.seconds, clock.pace()
-        result.warnings = notes + watch.warnings
-        same = roles.test is roles.select
-        if roles.test is not None:
-            result.test = (
-                result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks, half)
+        final = average or model
+        with checkpoints.explaining():
+            if run.folder is not None:
+                final.save(run.folder / "last")
+            final.load_state_dict(best_weights)
+            result.model = final.eval()
+            if run.folder is not None:
+                final.save(run.folder / "best")  # a run that was killed may have left a later one there
+            result.seconds, result.images_per_second = clock.seconds, clock.pace()
+            result.warnings = notes + watch.warnings
+            same = roles.test is roles.select
+            if roles.test is not None:
+                result.test = (
+                    result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks, half)
+                )
+            run.end(
+                protocol=recipe.train.protocol,
+                best=result.best,
+                test=result.test,
+                epoch=result.epoch,
+                seconds=round(result.seconds, 2),
+                images_per_second=round(result.images_per_second, 1),
+                warnings=result.warnings,
             )
-        run.end(
-            protocol=recipe.train.protocol,
-            best=result.best,
-            test=result.test,
-            epoch=result.epoch,
-            seconds=round(result.seconds, 2),
-            images_per_second=round(result.images_per_second, 1),
-            warnings=result.warnings,
-        )
-    checkpoints.clear()
+        checkpoints.clear()
     return result

@@ -47,7 +47,7 @@ class Result:
         return cls(
             Embedder.load(folder / "best"),
             came["best"],
-            came["test"],
+            came["best"] if came["protocol"] == "paper" else came["test"],
             came["epoch"],
             [{name: line[name] for name in line if name != "step"} for line in record.evaluations],
             came["seconds"],
@@ -59,7 +59,7 @@ class Result:
     def text(self) -> str:
         """Before and after, as a small table."""
         rows = [("untrained", figures) for figures in self.history[:1]] + [("trained", self.best)]
-        if self.test not in (None, self.best):  # selected on other classes than those it is judged by
+        if self.test is not None and self.test is not self.best:  # selected on other classes
             rows = [(f"{title}, held out", figures) for title, figures in rows] + [
                 ("trained, test", self.test)
             ]

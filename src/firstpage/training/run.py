@@ -72,16 +72,11 @@ class Run:
         """Keep other processes out of the folder, until the context ends or the process dies.
 
         Raises:
-            ValueError: another process trains in it, or has come to its end just now, or it is no run's.
+            ValueError: another process trains in it, or has come to its end just now.
         """
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "run.json").exists():
-            begun = ("lock", "recipe.toml", "recipe.toml.part", "run.json.part")  # by one that was killed
-            other = next((path.name for path in self.folder.iterdir() if path.name not in begun), None)
-            if other is not None:
-                raise ValueError(f"{self.folder}: holds other things, such as {other!r}: give another --out")
         given_up = time.monotonic() + PATIENCE
         while not self._locked():
             if time.monotonic() >= given_up:
@@ -113,13 +108,21 @@ class Run:
         """Whether the folder holds this very run, and it came to its end.
 
         Raises:
-            ValueError: the folder holds a run of another recipe or other data.
+            ValueError: the folder holds a run of another recipe or other data, is no run's, or cannot be.
         """
         if self.folder is None:
             return False
         try:
             record = Record.read(self.folder)
         except FileNotFoundError:
+            durable.check(self.folder / "run.json")
+            begun = ("lock", "recipe.toml", "recipe.toml.part", "run.json.part")  # by one that was killed
+            there = self.folder.iterdir() if self.folder.is_dir() else ()
+            other = next((path.name for path in there if path.name not in begun), None)
+            if other is not None:
+                raise ValueError(
+                    f"{self.folder}: holds other things, such as {other!r}: give another --out"
+                ) from None
             return False
         except ValueError as error:  # of a recipe this version does not know, or a broken file
             raise ValueError(

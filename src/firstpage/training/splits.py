@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import shown
-from firstpage.evaluation import evaluate
-from firstpage.models.embedder import Embedder, Pixels
-from firstpage.training.ranks import Ranks
 from firstpage.training.settings import TrainSettings
+
+if TYPE_CHECKING:  # a check of data must not wait for torch
+    import torch
+
+    from firstpage.models.embedder import Embedder, Pixels
+    from firstpage.training.ranks import Ranks
 
 __all__ = ["Roles", "Search", "assign", "left_out", "searched"]
 
@@ -58,10 +61,13 @@ class Search:
         model: Embedder,
         pixels: Pixels,
         labels: NDArray[np.int64],
-        ranks: Ranks = Ranks(),  # noqa: B008
+        ranks: Ranks,
         half: bool | None = None,
     ) -> dict[str, float]:
         """The model's figures in this test, by name; each rank embeds and searches its share."""
+        import torch
+
+        from firstpage.evaluation import evaluate
 
         def part(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
             return ranks.embed(model, pixels, rows, half), torch.from_numpy(labels[rows]).to(model.device)
