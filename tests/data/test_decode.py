@@ -13,7 +13,7 @@ import pytest
 from broken import FORMATS, encoded, make_broken, ordinary_user, picture
 from PIL import Image, ImageFile
 
-from firstpage.data.decode import Unreadable, decode
+from firstpage.data.decode import NO_MEMORY, Unreadable, decode
 from firstpage.data.framing import fingerprints
 
 
@@ -107,6 +107,17 @@ def test_a_cut_jpeg_is_unreadable_even_where_a_library_told_pillow_to_accept_it(
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError("out of memory error when reading image file")])
+def test_want_of_memory_is_one_reason(tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fails)
+    with pytest.raises(Unreadable) as caught:
+        decode(saved(tmp_path, picture(), "a.png"))
+    assert caught.value.reason == NO_MEMORY
+
+
 def test_max_pixels_is_compared_with_the_header(tmp_path):
     path = saved(tmp_path, picture(120, 90), "a.jpg")
     assert decode(path, max_pixels=120 * 90).size == (120, 90)
@@ -136,6 +147,17 @@ def test_exif_orientation(tmp_path, name, orientation):
     turned = saved(tmp_path, image, name, lossless=True, exif=exif)
     expected = UPRIGHT[orientation](np.asarray(decode(plain)))
     np.testing.assert_array_equal(np.asarray(decode(turned)), expected)
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "raw.tif", "lzw.tif"])
+def test_a_box_is_of_the_file_as_stored_in_every_format(tmp_path, name, orientation):
+    image, options = picture(40, 20), {"compression": "tiff_lzw"} if name == "lzw.tif" else {}
+    plain = np.asarray(decode(saved(tmp_path, image, "plain-" + name, **options)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = decode(saved(tmp_path, image, name, exif=exif, **options), box=(30, 0, 40, 8))
+    np.testing.assert_array_equal(np.asarray(turned), UPRIGHT[orientation](plain[:8, 30:]))
 
 
 def test_broken_exif_does_not_make_pixels_unreadable(tmp_path):

@@ -325,6 +325,14 @@ def test_bad_archives_are_refused_and_nothing_is_extracted(tmp_path, name, conte
     assert names(tmp_path) == ["data"]
 
 
+def test_a_python_without_safe_extraction_is_told(tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter")
+    (tmp_path / "birds.tgz").write_bytes(archive({"birds/1.jpg": b""}))
+    with pytest.raises(ValueError, match=r"needs Python 3\.11\.4 or newer.*; nothing was extracted$"):
+        _extract(tmp_path / "birds.tgz", tmp_path, last="birds")
+    assert names(tmp_path) == ["birds.tgz"]
+
+
 def test_extraction_cleans_up_after_a_killed_one_and_overwrites_no_folder(tmp_path):
     (tmp_path / "birds.tgz").write_bytes(archive({"birds/1.jpg": b"new", "notes.txt": b"new"}))
     (tmp_path / ".birds.tgz.extracting").mkdir()

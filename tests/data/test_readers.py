@@ -369,6 +369,17 @@ def test_hotels50k_without_chains_and_with_a_bad_row(tmp_path):
 # Faces
 
 
+@pytest.mark.parametrize("train", ["train", "TRAIN"])
+def test_numbers_of_casia_in_splits_are_class_folders(tmp_path, train):
+    images(tmp_path, *(f"{train}/{name}/1.jpg" for name in ("0000045", "0000046")))
+    images(tmp_path, *(f"test/{name}/1.jpg" for name in ("0000098", "0000099")))
+    catalog = read(tmp_path)
+    assert (catalog.name, rows_of(catalog)) == ("folder", {"train": [0, 1], "test": [2, 3]})
+    assert read(tmp_path / train).name == "casia"
+    with pytest.raises(ValueError, match=r"not identities; give one of these, or kind='folder'$"):
+        read(tmp_path, "casia")
+
+
 @pytest.mark.parametrize("given", ["CASIA-WebFace", "."])
 def test_casia(tmp_path, given):
     images(tmp_path / "CASIA-WebFace", "0000045/001.jpg", "0000045/002.jpg", "0000099/001.jpg")
@@ -576,6 +587,18 @@ def test_csv_splits_in_any_case(tmp_path):
     assert rows_of(catalog) == {"train": [0], "Half": [1]}
 
 
+def test_csv_blanks_around_names_do_not_count(tmp_path):
+    text = "path,label,split,group\n1.jpg,wren ,train,a\n2.jpg,wren,train ,a \n3.jpg,wren,  ,a\n"
+    catalog = quietly(write(tmp_path, {"a.csv": text}) / "a.csv")
+    assert (catalog.classes, catalog.group_names) == (["wren"], ["a"])
+    assert rows_of(catalog) == {"train": [0, 1]}
+
+
+def test_what_is_listed_is_what_the_decoder_knows(tmp_path):
+    catalog = quietly(images(tmp_path, "auk/1.pbm", "auk/2.pnm", "auk/3.jp2"))
+    assert (catalog.paths, catalog.unread) == (["auk/1.pbm", "auk/2.pnm"], {".jp2": 1})
+
+
 def test_csv_root_and_absolute_paths(tmp_path):
     file = table(tmp_path, f"path,label\nauk.jpg,auk\n{tmp_path / 'a wren.jpg'},wren\n", "tables/birds.csv")
     images(tmp_path, "auk.jpg", "a wren.jpg")
@@ -596,6 +619,7 @@ def test_csv_root_and_absolute_paths(tmp_path):
         ("path,label\na,b\nc,d,e\n", r"row 3: expected 2 cells, got 3$"),
         ("path,label\n,b\n", r"row 2: empty path$"),
         ("path,label\na,\n", r"row 2: empty label$"),
+        ("path,label\na, \t\n", r"row 2: empty label$"),
         ("path,label,group\na,b,\n", r"row 2: empty group$"),
         ("path,label,box\na,b,1 2 3\n", r"row 2: expected a box of four numbers x0 y0 x1 y1, got '1 2 3'$"),
         ("path,label,box\na,b,1 2 3 x\n", r"row 2: expected a box of four numbers"),

@@ -14,17 +14,18 @@ import time
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from broken import make_broken, ordinary_user, picture
 from PIL import Image
 
-from firstpage.data import building
+from firstpage.data import building, decode
 from firstpage.data import store as store_module
 from firstpage.data.building import CHUNK, Builder
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import Unreadable
-from firstpage.data.framing import Framing, file_state
+from firstpage.data.decode import NO_MEMORY, Unreadable
+from firstpage.data.framing import Framing, decode_rows, file_state
 from firstpage.data.store import PixelStore
 from firstpage.data.stream import Stream
 from firstpage.data.workers import Workers
@@ -159,8 +160,82 @@ def test_an_unchanged_store_is_opened_without_reading_a_file(images, tmp_path, m
     assert asked == ["2.png"]  # its new time was remembered
     moved = tmp_path / "elsewhere"
     images.root.rename(moved)
+    for _ in range(2):  # at a new place every file is read, once
+        assert built(catalog_of(moved, images.paths), tmp_path / "stores").path == store.path
+        assert asked == ["2.png", *images.paths]
+    about = json.loads((store.path / "store.json").read_text())
+    assert about.pop("root") == str(moved)
+    (store.path / "store.json").write_text(json.dumps(about))  # as older versions wrote it
     assert built(catalog_of(moved, images.paths), tmp_path / "stores").path == store.path
-    assert asked == ["2.png"]
+    assert asked == ["2.png", *images.paths * 2]
+
+
+def of_one_colour(root, colour):
+    """Files of the same names, sizes and times as those of any other colour."""
+    root.mkdir()
+    for name in ("0.bmp", "1.bmp"):
+        Image.new("RGB", (9, 9), colour).save(root / name)
+        os.utime(root / name, (0, 0))
+    return catalog_of(root, ["0.bmp"] * CHUNK + ["1.bmp"] * CHUNK)
+
+
+def test_files_of_the_same_size_and_time_elsewhere_are_others(tmp_path):
+    red, blue = (of_one_colour(tmp_path / colour, colour) for colour in ("red", "blue"))
+    for catalog, colour in [(red, (255, 0, 0)), (blue, (0, 0, 255))] * 2:
+        assert (built(catalog, tmp_path / "stores").pixels == colour).all()
+
+
+def test_an_interrupted_build_does_not_go_on_with_the_files_of_another_folder(tmp_path, monkeypatch):
+    red, blue = (of_one_colour(tmp_path / colour, colour) for colour in ("red", "blue"))
+    real = building.decode_rows
+
+    def stopped(*task):
+        if task[2][0] == "1.bmp":
+            raise KeyboardInterrupt
+        return real(*task)
+
+    monkeypatch.setattr(building, "decode_rows", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        built(red, tmp_path / "stores")
+    monkeypatch.setattr(building, "decode_rows", real)
+    assert (built(blue, tmp_path / "stores").pixels == (0, 0, 255)).all()
+
+
+def test_what_could_not_be_read_for_want_of_memory_is_tried_again(images, tmp_path, monkeypatch):
+    def lacking(self, file, box=None):
+        if file.name.endswith("3.png"):
+            raise Unreadable(file.name, NO_MEMORY)
+        return real(self, file, box)
+
+    boxes = np.tile(np.array([2, 2, 20, 15], np.float32), (5, 1))
+    catalog, real = catalog_of(images.root, images.paths, boxes), Framing.read
+    monkeypatch.setattr(Framing, "read", lacking)
+    for _ in range(2):
+        store = built(catalog, tmp_path / "stores", boxes=True)
+        assert store.unreadable == {3: NO_MEMORY}
+    monkeypatch.undo()
+    decoded = []
+    monkeypatch.setattr(building, "decode_rows", lambda *task: decoded.extend(task[2]) or decode_rows(*task))
+    mended = built(catalog, tmp_path / "stores", boxes=True)
+    assert (mended.path, mended.unreadable, decoded) == (store.path, {}, ["3.png"])
+    np.testing.assert_array_equal(mended.pixels, built(catalog, tmp_path / "fresh", boxes=True).pixels)
+
+
+def test_what_one_pillow_could_not_read_another_tries_again(images, tmp_path, monkeypatch):
+    picture().save(images.root / "5.avif")
+    (images.root / "6.png").write_bytes(b"no image")
+    catalog = catalog_of(images.root, [*images.paths, "5.avif", "6.png"])
+    with monkeypatch.context() as older:
+        older.setattr(decode, "FORMATS", ("JPEG", "PNG"))
+        older.setattr(PIL, "__version__", "11.3.0")
+        store = built(catalog, tmp_path / "stores")
+        assert sorted(store.unreadable) == [5, 6]
+    decoded = []
+    monkeypatch.setattr(building, "decode_rows", lambda *task: decoded.extend(task[2]) or decode_rows(*task))
+    for _ in range(2):
+        mended = built(catalog, tmp_path / "stores")
+        assert (mended.path, sorted(mended.unreadable), decoded) == (store.path, [6], ["5.avif", "6.png"])
+    assert contents(mended.path) == contents(built(catalog, tmp_path / "fresh").path)
 
 
 def test_content_paths_and_settings_make_the_key(images, tmp_path):
@@ -410,6 +485,9 @@ def test_batches(images, tmp_path):
     batch.fill_(0)
     assert store.pixels[3].any()
     assert store.batch([]).shape == (0, 8, 8, 3)
+    for mask in (store.ok, store.ok.tolist(), torch.from_numpy(store.ok)):
+        with pytest.raises(IndexError, match=r"a mask of True and False; give np.flatnonzero\(mask\)"):
+            store.batch(mask)
     with pytest.raises(IndexError, match=r"row -1 is outside 0…5"):
         store.batch([0, -1])
     with pytest.raises(
@@ -451,6 +529,7 @@ def test_a_stream_gives_what_the_store_gives(images, tmp_path):
             early = stream.batches([[0]] * 9)
             next(early)
             early.close()
+            assert list(folder.iterdir()) == []
             assert torch.equal(stream.batch([2, 0]), store.batch([2, 0]))
             with pytest.raises(IndexError, match="row 5"):
                 stream.batch([5])
@@ -461,6 +540,10 @@ def test_a_stream_names_the_image_it_cannot_read(images):
     (images.root / "3.png").write_bytes(b"no image")
     with Stream(images, size=8, workers=0) as stream, pytest.raises(Unreadable, match=r"3.png: not an image"):
         stream.batch([0, 3])
+    with Stream(images, size=8, workers=0) as stream:
+        with pytest.raises(Unreadable):
+            stream.batch([0, 3])
+        assert list(Path(stream._folder.name).iterdir()) == []
 
 
 def test_arguments(images, tmp_path):

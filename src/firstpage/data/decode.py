@@ -20,6 +20,8 @@ MAX_PIXELS = 2**27
 # Ghostscript, TGA accepts any text, a JPEG 2000 file cut after its header decodes to a blank.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
+NO_MEMORY = "needs more memory than there is"  # the one reason that is not the file's own
+
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -178,7 +180,9 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
     file.seek(0)
     _refuse_claim(_webp_claim(file.read(30)), max_pixels)
     image: Image.Image = Image.open(file, formats=FORMATS)
-    width, height = image.size
+    # Pillow turns a TIFF upright by itself, its size at once and its pixels as they are loaded.
+    turned = _orientation(image) if image.format == "TIFF" else 1
+    width, height = image.size[::-1] if turned in (5, 6, 7, 8) else image.size
     _refuse_claim(image.size, max_pixels)
     x0, y0, x1, y1 = (0.0, 0.0, width, height) if box is None else _clip(box, width, height)
     if enough and image.format in ("JPEG", "MPO"):
@@ -188,6 +192,9 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
     image.load()
     format, orientation = image.format, _orientation(image)
     if box is not None:
+        if turned in UPRIGHT:
+            orientation = turned
+            image = image.transpose(UPRIGHT[{6: 8, 8: 6}.get(turned, turned)])  # back to how it is stored
         across, down = image.width / width, image.height / height  # 1, unless decoded smaller
         corner = math.floor(x0 * across), math.floor(y0 * down)
         image = image.crop((*corner, math.ceil(x1 * across), math.ceil(y1 * down)))
@@ -251,7 +258,7 @@ def _reason(error: Exception) -> str:
         return "not an image of a known format, or its header is damaged"
     if isinstance(error, Image.DecompressionBombError):
         return "header claims more pixels than Pillow's limit"
-    if isinstance(error, MemoryError):
-        return "needs more memory than there is"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():  # the latter is of the decoders
+        return NO_MEMORY
     return " ".join(text.split())

@@ -261,6 +261,8 @@ def _extract(archive: Path, folder: Path, last: str) -> None:
                     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
                         raise ValueError(f"{name!r} would lie outside of the folder")
                 opened.extractall(scratch)
+        elif not hasattr(tarfile, "data_filter"):  # Python 3.11.0 to 3.11.3
+            raise ValueError("extracting it safely needs Python 3.11.4 or newer: run it again with that")
         else:
             with tarfile.open(archive) as opened:
                 opened.extractall(scratch, filter="data")

@@ -75,9 +75,10 @@ class PixelStore:
     ) -> Self:
         """Open the store of a catalog, after decoding its images if that was not done before.
 
-        The store is found by content and settings: files that changed are noticed by size and modification
-        time, and read again. A build that was killed goes on where it stopped; of two processes that want the
-        same store, the second waits for the first.
+        The store is found by content and settings: files that changed are noticed by folder, size and
+        modification time, and read again. What is unreadable is tried again by another version of Pillow, and
+        every time where memory was lacking. A build that was killed goes on where it stopped; of two
+        processes that want the same store, the second waits for the first.
 
         Args:
             catalog: the images.
@@ -153,7 +154,7 @@ class PixelStore:
                 device goes through pinned memory and does not wait for the device.
 
         Raises:
-            IndexError: a row outside the store.
+            IndexError: a row outside the store, or a mask in place of rows.
             ValueError: a row whose image is unreadable; it is for the caller to leave it out, by `ok`.
 
         >>> import tempfile
@@ -210,7 +211,10 @@ def row_array(rows: Rows, count: int) -> np.ndarray:
     ...
     IndexError: row 2 is outside 0…1
     """
-    wanted = torch.as_tensor(rows, dtype=torch.int64, device="cpu").numpy()
+    given = torch.as_tensor(rows, device="cpu")
+    if given.dtype == torch.bool:
+        raise IndexError("rows is a mask of True and False; give np.flatnonzero(mask)")
+    wanted = given.to(torch.int64).numpy()
     outside = wanted[(wanted < 0) | (wanted >= count)]
     if outside.size:
         raise IndexError(f"row {outside[0]} is outside 0…{count - 1}")

@@ -118,9 +118,10 @@ class Stream:
             while asked:
                 yield self._take(*asked.popleft(), target)
         finally:
-            for _, _, futures in asked:  # the caller left the loop early
+            for _, path, futures in asked:  # the caller left the loop early
                 for future in futures:
                     future.cancel()
+                path.unlink(missing_ok=True)  # what a worker still writes goes with it
 
     def close(self) -> None:
         """Stop the workers.
@@ -151,12 +152,14 @@ class Stream:
     def _take(
         self, rows: np.ndarray, path: Path, futures: list[Future[list[Row]]], device: torch.device
     ) -> torch.Tensor:
-        results = [result for future in futures for result in future.result()]
-        for row, (*_, reason) in zip(rows, results, strict=True):
-            if reason:
-                raise Unreadable(self.catalog.paths[row], reason)
-        pixels = staging((len(rows), self.framing.size, self.framing.size, 3), torch.uint8, device)
-        with open(path, "rb") as file:
-            file.readinto(pixels.numpy().data)
-        path.unlink()
+        try:
+            results = [result for future in futures for result in future.result()]
+            for row, (*_, reason) in zip(rows, results, strict=True):
+                if reason:
+                    raise Unreadable(self.catalog.paths[row], reason)
+            pixels = staging((len(rows), self.framing.size, self.framing.size, 3), torch.uint8, device)
+            with open(path, "rb") as file:
+                file.readinto(pixels.numpy().data)
+        finally:
+            path.unlink()
         return sent(pixels, device)

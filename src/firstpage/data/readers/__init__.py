@@ -97,8 +97,7 @@ def read(
         raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")
     kind = kind or _kind_of(path)
     if kind not in _READERS:
-        known = "read('glyphs') takes no path" if kind == "glyphs" else f"must be one of {', '.join(kinds())}"
-        raise ValueError(f"read({str(path)!r}, kind={kind!r}): {known}")
+        raise ValueError(f"read({str(path)!r}, kind={kind!r}): must be one of {', '.join(kinds())}")
     if unlabelled and kind == "folder":
         options["unlabelled"] = True
     catalog = _READERS[kind](path, **options)

@@ -17,6 +17,7 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "cars_annos.mat",
         "devkit/cars_train_annos.mat",
         "train/AM General Hummer SUV 2000",
+        "test/AM General Hummer SUV 2000",
         "AM General Hummer SUV 2000",
     ),
     "sop": ("Ebay_train.txt",),
@@ -42,7 +43,8 @@ IMAGE_SUFFIXES = frozenset(
         ".tiff",
         ".ppm",
         ".pgm",
-        ".jp2",
+        ".pbm",
+        ".pnm",
         ".avif",
     )
 )
@@ -55,6 +57,7 @@ UNREAD_SUFFIXES = frozenset(
         ".svg",
         ".psd",
         ".jxl",
+        ".jp2",
         ".tga",
         ".exr",
         ".raw",
@@ -76,7 +79,7 @@ FEW = 64
 
 
 def locate(path: Path, kind: str) -> Path | None:
-    """The folder of a dataset: `path` itself or a folder in it, or None.
+    """The folder of a dataset: `path` itself or a folder in it that is no split, or None.
 
     Example:
         >>> import tempfile
@@ -88,8 +91,9 @@ def locate(path: Path, kind: str) -> Path | None:
         Stanford_Online_Products None
     """
     below = folders_in(path)
-    candidates = [path, *(path / name for name in below)] if len(below) <= FEW else [path]
-    for folder in candidates:
+    # A split is a part of what lies in `path`: who read it alone would lose the others.
+    inner = [path / name for name in below if split_name(name) not in SPLITS] if len(below) <= FEW else []
+    for folder in [path, *inner]:
         if any((folder / marker).exists() for marker in MARKERS[kind]):
             return folder
     return None

@@ -24,7 +24,8 @@ def csv(path: Path, *, root: str | Path | None = None) -> Catalog:
     r"""Reads a csv file (also with semicolons or tabs) whose header names `path` and `label`.
 
     Further columns that are read: `split`; a box as `x0`, `y0`, `x1`, `y1` or as one `box` of four numbers;
-    `group`. An empty box or split is none; `TRAIN` is `train`. Paths may be absolute.
+    `group`. An empty box or split is none; `TRAIN` is `train`; blanks around names do not count. Paths may be
+    absolute.
 
     Args:
         path: The file.
@@ -112,11 +113,11 @@ def _catalog(
                 raise ValueError(f"expected {len(header)} cells, got {len(row)}")
             paths.append(_filled(row[path_at], "path"))
             # intern: a name that stands in many rows is kept once
-            labels.append(intern(_filled(row[label_at], "label")))
+            labels.append(intern(_filled(row[label_at], "label").strip()))
             if split_at is not None:
-                splits.append(intern("" if row[split_at] is None else split_name(str(row[split_at]))))
+                splits.append(intern("" if row[split_at] is None else split_name(str(row[split_at]).strip())))
             if group_at is not None:
-                groups.append(intern(_filled(row[group_at], "group")))
+                groups.append(intern(_filled(row[group_at], "group").strip()))
             if cornered:
                 boxes.extend(_box([row[position] for position in corners_at]))
             elif box_at is not None:
@@ -141,9 +142,10 @@ def _catalog(
 
 
 def _filled(cell: object, name: str) -> str:
-    if cell in NOTHING:
+    text = "" if cell is None else str(cell)
+    if not text.strip():
         raise ValueError(f"empty {name}")
-    return str(cell)
+    return text
 
 
 def _box(cell: object) -> tuple[float, float, float, float]:
