@@ -127,6 +127,15 @@ def test_curves_by_iterations_and_by_triplets():
         figures.plot_training_curves(runs, by="epochs")
 
 
+def test_the_axis_says_whether_the_test_was_looked_at():
+    paper, fair = (
+        Record(Path(name), recipe().changed([f"train.protocol={name}"]), {}, LINES)
+        for name in ("paper", "fair")
+    )
+    assert figures.plot_training_curves([paper]).axes[0].get_ylabel() == "test P@1 (%)"
+    assert figures.plot_training_curves([fair]).axes[0].get_ylabel() == "held-out P@1 (%)"
+
+
 def reported(name, recipe, test):
     return Record(Path(name), recipe, {"result": {"test": test}}, [])
 
@@ -151,3 +160,11 @@ def test_any_name_of_a_run_stands_in_the_legend(tmp_path):
     runs = [Record.read(folder(tmp_path / name, LINES)) for name in ("_hidden", "$5 or $6")]
     legend = figures.plot_training_curves(runs).axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == [" _hidden", r"\$5 or \$6"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_parents():
+    runs = [Record(Path("runs", parent, "fold 0"), recipe(), {}, LINES) for parent in ("topk", "margin")]
+    legend = figures.plot_training_curves(runs).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["topk/fold 0", "margin/fold 0"]
+    twice = figures.plot_training_curves([runs[0], runs[0]]).axes[0]
+    assert len(twice.lines) == 2

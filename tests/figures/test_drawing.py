@@ -1,6 +1,7 @@
 """Drawing by name into files, the look of it, and that nothing global is touched."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,21 @@ def test_files_are_what_their_names_say(suffix, first, tmp_path):
     assert (tmp_path / f"x{suffix}").read_bytes().startswith(first)
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+@pytest.mark.parametrize("name", ["nearest-classes", "training", "loss-shapes"])
+def test_the_same_figure_is_the_same_file(name, suffix, run, dataset, tmp_path, monkeypatch):
+    given, data = sources(name, run, dataset)
+    for number, epoch in enumerate(("0", "1000000000")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)  # matplotlib's clock
+        figures.draw(name, given, tmp_path / f"{number}{suffix}", data=data)
+    one, two = ((tmp_path / f"{number}{suffix}").read_bytes() for number in range(2))
+    assert one == two
+    if suffix == ".svg":
+        names = re.findall(rb'\bid="([^"]*)"', one)
+        assert len(names) == len({*names})
+        assert {*re.findall(rb'(?:href="#|url\(#)([^")]*)', one)} <= {*names}
+
+
 def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp_path):
     from firstpage.figures import precision_recall, roc
 
@@ -101,9 +117,9 @@ def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp
     assert area == f"one (area {torch.trapezoid(expected.roc_curve[1], expected.roc_curve[0]):.3f})"
 
 
-def test_queries_search_their_gallery_where_the_dataset_has_one(tmp_path, monkeypatch):
-    from firstpage.figures import roc
-
+@pytest.fixture
+def parted(tmp_path):
+    """A catalog of queries and a gallery, and its embeddings."""
     lots = torch.Generator().manual_seed(4)
     for number in range(24):
         name = tmp_path / "set" / ("query" if number % 3 else "gallery") / f"{number // 6}" / f"{number}.png"
@@ -114,12 +130,45 @@ def test_queries_search_their_gallery_where_the_dataset_has_one(tmp_path, monkey
     np.savez(
         tmp_path / "x.npz", embeddings=vectors.numpy(), labels=labels.numpy(), paths=np.array(catalog.paths)
     )
-    seen = {}
-    monkeypatch.setattr(roc, "plot_roc", lambda curves, look: seen.update(curves) or look.panels()[0])
-    figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
     query, gallery = (torch.from_numpy(catalog.splits[name]) for name in ("query", "gallery"))
-    expected = evaluate(vectors[query], labels[query], vectors[gallery], labels[gallery])
+    return catalog, (vectors[query], labels[query], vectors[gallery], labels[gallery])
+
+
+def test_queries_search_their_gallery_where_the_dataset_has_one(parted, tmp_path, monkeypatch):
+    from firstpage.figures import nearest_classes, roc
+
+    catalog, searched = parted
+    seen = {}
+    for module, name in ((roc, "plot_roc"), (nearest_classes, "plot_nearest_classes")):
+        monkeypatch.setattr(module, name, lambda drawn, look: seen.update(drawn) or look.panels()[0])
+    expected = evaluate(*searched)
+    figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(catalog.root))
     assert seen["x"][1].equal(expected.roc_curve[1])
+    figures.draw("nearest-classes", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(catalog.root))
+    same, other = seen["x"]
+    assert len(same) == expected.queries
+    assert 100 * (same > other).double().mean().item() == pytest.approx(expected.precision[1])
+
+
+def test_lists_show_queries_and_then_their_gallery(parted, tmp_path, monkeypatch):
+    from firstpage.figures import Embedded
+
+    catalog, searched = parted
+    shown = []
+
+    def picture(self, place, side=64):
+        shown.append(int(self.rows[place]))
+        return np.zeros((4, 4, 3), np.uint8)
+
+    monkeypatch.setattr(Embedded, "picture", picture)
+    figures.draw("retrieved-lists", [tmp_path / "x.npz"], tmp_path / "x.png", data=str(catalog.root))
+    query, gallery = catalog.splits["query"], catalog.splits["gallery"]
+    first = evaluate(*searched, ks=(1,)).first[:, 0]
+    lists = [shown[start : start + 9] for start in range(0, len(shown), 9)]  # a gallery of 8
+    assert len(lists) == 8
+    for asked, *found in lists:
+        assert sorted(found) == sorted(gallery.tolist())
+        assert found[0] == gallery[first[query.tolist().index(asked)]]
 
 
 def test_a_model_embeds_the_dataset_first(dataset, tmp_path, monkeypatch):
@@ -163,6 +212,31 @@ def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatc
         figures.read_embedded(tmp_path / "run")
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_fair_run_shows_what_it_learnt_chose_by_and_never_saw(splits, tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    for number in range(48):
+        part = ("test" if number < 12 else "train") if splits else ""
+        picture = tmp_path / "set" / part / f"{number // 4}" / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (5 * number, 90, 9)).save(picture)
+    catalog = read(str(tmp_path / "set"))
+    recipe = Recipe.of({"train": {"protocol": "fair", "folds": 3, "fold": 1, "seed": 5}})
+    Embedder.create(backbone="small", dim=4, stored=16, crop=16).save(tmp_path / "run" / "best")
+    (tmp_path / "run" / "recipe.toml").write_text(recipe.toml())
+    about = {"name": "folder", "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
+    roles = assign(catalog, np.ones(48, bool), recipe.train)
+    found = figures.read_embedded(tmp_path / "run")
+    assert len(roles.train) < len(catalog) - len(roles.test.queries)
+    assert found.part("train").rows.tolist() == sorted(roles.train.tolist())
+    assert found.part("val").rows.tolist() == sorted(roles.select.queries.tolist())
+    assert found.part("test").rows.tolist() == sorted(roles.test.queries.tolist())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"data": {"name": "x", "root": "gone"}}))
+    strange = figures.read_embedded(tmp_path / "run", catalog)  # of which the run learnt nothing
+    assert strange.catalog.splits == catalog.splits
+
+
 def test_a_dataset_without_splits_is_shown_whole(tmp_path):
     for number in range(4):
         (tmp_path / "set" / f"{number // 2}").mkdir(parents=True, exist_ok=True)
@@ -171,7 +245,7 @@ def test_a_dataset_without_splits_is_shown_whole(tmp_path):
     np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=catalog.labels, paths=np.array(catalog.paths))
     figures.draw("class-similarity", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
     assert (tmp_path / "x.svg").stat().st_size > 1000
-    with pytest.raises(ValueError, match="split='test': the dataset has none: name the run folder instead"):
+    with pytest.raises(ValueError, match="split='test': the dataset has none: name the folder of a run"):
         figures.draw("train-similarity", [tmp_path / "x.npz"], tmp_path / "y.svg", data=str(tmp_path / "set"))
 
 
@@ -217,6 +291,21 @@ def test_unknown_kinds_of_files_are_refused_before_any_work(tmp_path):
     with pytest.raises(ValueError, match=r"cannot write '\.svg': choose \.png$"):
         figures.save(Image.new("RGB", (4, 4)), tmp_path / "x.svg")
     assert not list(tmp_path.iterdir())
+
+
+def test_places_that_no_file_can_have_are_refused_before_any_work(tmp_path):
+    (tmp_path / "note").write_text("x")
+    with pytest.raises(ValueError, match=r"note is a file, not a folder: name another place"):
+        figures.draw("roc", ["nowhere.npz"], tmp_path / "note" / "x.png")
+
+
+@pytest.mark.parametrize("name", [*RUNS, *THEORY])
+def test_a_dataset_that_a_figure_does_not_need_is_refused(name, run, tmp_path):
+    given = [run] if name in RUNS else []
+    with pytest.raises(ValueError, match=f"^{name}: needs no dataset: leave out --data and --split$"):
+        figures.draw(name, given, tmp_path / "x.png", data="glyphs", split="test")
+    with pytest.raises(ValueError, match=r"leave out --split$"):
+        figures.draw(name, given, tmp_path / "x.png", split="test")
 
 
 def luminance(colour):

@@ -1,5 +1,6 @@
 """Figures from embeddings: blocked searches against naive loops, maps, and files."""
 
+import io
 import sys
 
 import numpy as np
@@ -76,6 +77,39 @@ def test_the_share_below_the_diagonal_is_precision_at_one(points):
     assert len(wrong.get_offsets()) == int((same <= other).sum())
 
 
+def test_points_lie_at_same_and_other(points):
+    same, other = figures.nearest_by_class(*points)
+    axes = figures.plot_nearest_classes({"test": (same, other)}).axes[0]
+    for drawn, mask in zip(axes.collections, (same > other, same <= other), strict=True):
+        assert np.allclose(drawn.get_offsets(), torch.stack([same[mask], other[mask]], dim=1))
+
+
+def test_curves_are_drawn_along_their_axes():
+    across, up = torch.tensor([0.0, 0.25, 1.0]), torch.tensor([0.5, 0.75, 1.0])
+    for plot, names in (
+        (figures.plot_precision_recall, ("recall", "precision")),
+        (figures.plot_roc, ("false positive rate", "true positive rate")),
+    ):
+        axes = plot({"one": (across, up)}).axes[0]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == names
+        assert np.array_equal(axes.lines[0].get_xdata(), across)
+        assert np.array_equal(axes.lines[0].get_ydata(), up)
+
+
+def test_outlines_are_those_of_the_histograms(points):
+    embeddings, labels = points
+    edges, density = figures.same_class_similarity(embeddings, labels, bins=20)
+    (outline,) = figures.plot_class_similarity({"one": (edges, density)}).axes[0].patches
+    assert np.array_equal(outline.get_data().values, density)
+    assert np.array_equal(outline.get_data().edges, edges)
+    near = figures.nearest_train(embeddings[:30], embeddings[30:])
+    (outline,) = figures.plot_train_similarity({"one": near}, bins=20).axes[0].patches
+    expected, expected_edges = np.histogram(near, bins=20, range=(-1, 1), density=True)
+    assert not np.array_equal(expected, expected[::-1])
+    assert np.allclose(outline.get_data().values, expected)
+    assert np.allclose(outline.get_data().edges, expected_edges)
+
+
 def test_empty_cases_are_named(points):
     embeddings, _ = points
     with pytest.raises(ValueError, match="no class has two images"):
@@ -145,6 +179,15 @@ def test_tsne_keeps_classes_together():
     distance = np.linalg.norm(one[:, None] - one[None], axis=2)
     np.fill_diagonal(distance, np.inf)
     assert (labels.numpy()[distance.argmin(axis=1)] == labels.numpy()).all()
+
+
+@pytest.mark.parametrize("vector", [torch.ones(8), torch.eye(8)[0]])
+def test_embeddings_that_are_all_the_same_lie_in_one_place(vector):
+    pytest.importorskip("openTSNE", reason="openTSNE is not installed: pip install 'firstpage[tsne]'")
+    positions = figures.map_positions(vector.repeat(40, 1))
+    assert np.array_equal(positions, np.zeros((40, 2)))
+    figure = figures.plot_embedding_map(positions, np.arange(40), lambda row: np.ones((4, 4, 3), np.uint8))
+    figure.savefig(io.BytesIO(), format="png")
 
 
 def test_without_tsne_the_remedy_is_one_line(monkeypatch):

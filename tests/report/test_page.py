@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from striped import STRANGE
 
 from firstpage.data import read
-from firstpage.report import Subject, embedding, measure, report, write
+from firstpage.report import Subject, embedding, measure, page, report, write
 from firstpage.report.charts import LOOK, along, chart
 from firstpage.report.markup import Html, tag
 from firstpage.report.pictures import pick
@@ -130,11 +131,36 @@ def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tm
     assert 'class="best"' not in text  # nobody wins who ran another race
 
 
+def test_a_run_has_one_colour_throughout_the_page(runs, stripes, tmp_path):
+    catalog = read(stripes)
+    half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
+    measured = {
+        name: measure(Subject.open(runs / run, data, cache=runs / "cache", progress=False), clustering=False)
+        for name, run, data in (("A", "one", catalog), ("B", "one", half), ("C", "two", catalog))
+    }
+    text = write(measured, tmp_path / "page.html").read_text(encoding="utf-8")
+    shown = re.findall(r"var\(--run-(\d)\)\"[^>]*></span><[^>]*>(\w)<", text)
+    assert set(shown) == {("0", "A"), ("1", "B"), ("2", "C")}
+    lists = text[text.index('id="lists"') : text.index('id="confused"')]
+    found = re.findall(r"var\(--run-(\d)\)\"[^>]*></span><[^>]*>(\w)<", lists)
+    assert {name for _, name in found} == {*"ABC"}
+    headings = re.findall("<h3>(.*?)</h3>", lists)
+    assert headings[::3] == ["Best queries of <bdi>A, C</bdi>", "Best queries of <bdi>B</bdi>"]
+    assert len(set(headings)) == 6
+
+
 def test_curves_of_a_fair_run_are_those_of_its_held_out_classes(runs, tmp_path):
     subject = Subject.open(runs / "two", cache=runs / "cache", progress=False)
     text = write({"two": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
     assert "P@1 of the held-out classes, %" in text
     assert "P@1 of the test, %" not in text
+
+
+def test_how_the_best_epoch_was_chosen_is_as_the_run_was_trained(runs, tmp_path):
+    subject = Subject.open(runs / "two", protocol="paper", cache=runs / "cache", progress=False)
+    text = write({"two": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
+    assert "fair: the best epoch was chosen on classes held out of training" in text
+    assert "paper: the best epoch" not in text
 
 
 def _picked(measured):
@@ -151,6 +177,12 @@ def test_a_run_that_was_killed_says_so(runs, tmp_path):
     last = max(line["step"] for line in subject.record.log)
     assert f"2 epochs. Not finished: the log ends at step {last}." in text
     assert "of the test in training" not in text
+
+
+def test_a_collapsed_run_is_reported_too(runs):
+    subject = Subject.open(runs / "one", cache=runs / "cache", progress=False)
+    collapsed = replace(subject, queries=torch.eye(1, 16).repeat(len(subject.queries), 1))
+    assert "laid out" in page({"collapsed": measure(collapsed)})
 
 
 def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):

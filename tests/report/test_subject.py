@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from firstpage.data import Catalog, PixelStore, VerificationPairs, read
 from firstpage.models import Embedder
 from firstpage.report import Subject, measure, page
 from firstpage.report.facts import differences, facts
-from firstpage.training import Recipe, Record
+from firstpage.training import Recipe, Record, fit
 from firstpage.training.run import fingerprint
 
 
@@ -95,6 +96,22 @@ def test_data_without_splits_is_searched_whole_unless_it_was_learnt_from(runs, s
         assert len(np.unique(opened(run, runs, data=other).labels)) < 3  # a fifth of the classes
 
 
+def test_classes_learnt_from_are_not_tested_when_the_data_grows(stripes, tmp_path):
+    grown = tmp_path / "grown"
+    for place in (stripes / "train", stripes / "test"):
+        shutil.copytree(place, grown, dirs_exist_ok=True)
+    given = read(grown)
+    result = fit(recipe("schedule.epochs=1"), given, tmp_path / "run", cache=tmp_path, progress=False)
+    learnt = json.loads((result.folder / "run.json").read_text())["data"]["learnt"]
+    before = {given.classes[label] for label in opened(result.folder, tmp_path / "x").labels.tolist()}
+    assert before == {*given.classes} - {*learnt}
+    for number in range(6):
+        shutil.copytree(next(path for path in grown.iterdir() if path.is_dir()), grown / f"new {number}")
+    subject = opened(result.folder, tmp_path / "x", data=read(grown))
+    after = {subject.catalog.classes[label] for label in subject.labels.tolist()}
+    assert after == before | {f"new {number}" for number in range(6)}
+
+
 def test_queries_and_gallery_of_their_own(runs, stripes):
     catalog = read(stripes)
     test = catalog.splits["test"]
@@ -144,6 +161,14 @@ def test_an_image_that_cannot_be_read_is_left_out(runs, stripes, tmp_path):
     assert note.startswith("1 of 109 images cannot be read, such as test/plain/")
     assert measured.text().endswith(f"\n\n{note}")
     assert note in str(page({"one": measured}))
+
+
+def test_json_holds_names_that_are_no_utf8(runs, stripes):
+    catalog = read(stripes)
+    classes = [f"caf\udce9 {name}" for name in catalog.classes]
+    strange = replace(catalog, classes=classes)
+    text = measure(opened(runs / "one", runs, data=strange), clustering=False).json()
+    assert {row["class"] for row in json.loads(text.encode())["classes"]} <= set(classes)
 
 
 def test_what_is_no_run_and_no_model_is_said(runs, tmp_path):

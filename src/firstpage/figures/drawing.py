@@ -9,12 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstpage import durable
 from firstpage._spelling import meant
 from firstpage.figures.style import SUFFIXES, Style, save, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
+    from torch import Tensor
 
     from firstpage.evaluation import Retrieval
     from firstpage.figures.embedded import Embedded
@@ -39,6 +41,7 @@ class _Order:
     def runs(self) -> list[Record]:
         from firstpage.training.record import Record
 
+        self.check_alone()
         if not self.sources:
             raise ValueError(f"{self.name}: name at least one run folder")
         return [Record.read(source) for source in self.sources]
@@ -65,29 +68,41 @@ class _Order:
             for title, whole in self.embedded().items()
         }
 
-    def searched(self) -> dict[str, Retrieval]:
-        """Each embedding's search, by the dataset's protocol: queries in their gallery, or in one another."""
-        from firstpage.evaluation import evaluate
-
-        found = {}
+    def sides(self) -> dict[str, tuple[Embedded, Embedded | None]]:
+        """Who searches whom by the dataset's protocol: queries their gallery, or one another (None)."""
+        found: dict[str, tuple[Embedded, Embedded | None]] = {}
         for title, whole in self.embedded().items():
             splits = whole.catalog.splits if whole.catalog else {}
             if self.split is None and {"query", "gallery"} <= {*splits}:
-                queries, gallery = whole.part("query"), whole.part("gallery")
-                found[title] = evaluate(
-                    queries.embeddings, queries.labels, gallery.embeddings, gallery.labels
-                )
+                found[title] = whole.part("query"), whole.part("gallery")
             else:
-                part = whole.part(self.split or ("test" if splits else None))
-                found[title] = evaluate(part.embeddings, part.labels)
+                found[title] = whole.part(self.split or ("test" if splits else None)), None
         return found
 
-    def only(self, split: str) -> Embedded:
+    def searched(self) -> dict[str, Retrieval]:
+        """Each embedding's search."""
+        from firstpage.evaluation import evaluate
+
+        return {title: evaluate(*_vectors(*sides)) for title, sides in self.sides().items()}
+
+    def check_alone(self) -> None:
+        given = [
+            name for name, value in (("--data", self.data), ("--split", self.split)) if value is not None
+        ]
+        if given:
+            raise ValueError(f"{self.name}: needs no dataset: leave out {' and '.join(given)}")
+
+    def check_one(self) -> None:
         if len(self.sources) != 1:
             raise ValueError(
                 f"{self.name}: draws one .npz file or run folder, {len(self.sources)} were named"
             )
-        return next(iter(self.parts(split).values()))
+
+
+def _vectors(queries: Embedded, gallery: Embedded | None) -> tuple[Tensor, ...]:
+    """Embeddings and labels of the queries, then of their gallery, if it is another."""
+    both = (queries,) if gallery is None else (queries, gallery)
+    return tuple(tensor for side in both for tensor in (side.embeddings, side.labels))
 
 
 def _training(order: _Order) -> Figure:
@@ -127,16 +142,23 @@ def _retrieved_lists(order: _Order) -> Image.Image:
 
     from firstpage.figures.retrieved_lists import retrieved_lists
 
-    part = order.only("test")
+    order.check_one()
+    part, gallery = next(iter(order.sides().values()))
     lots = torch.Generator().manual_seed(0)
-    queries = torch.randperm(len(part.labels), generator=lots)[:LISTS].tolist()
-    return retrieved_lists(part.embeddings, part.labels, part.picture, queries, look=order.look)
+    count = len(part.labels)
+    queries = torch.randperm(count, generator=lots)[:LISTS].tolist()
+    rows = None
+    if gallery is not None:
+        part = part.joined(gallery)
+        rows = range(count, len(part.labels))
+    return retrieved_lists(part.embeddings, part.labels, part.picture, queries, rows, look=order.look)
 
 
 def _embedding_map(order: _Order) -> Figure:
     from firstpage.figures.embedding_map import map_positions, plot_embedding_map
 
-    part = order.only("test").every(MAP_IMAGES)
+    order.check_one()
+    part = next(iter(order.parts("test").values())).every(MAP_IMAGES)
     picture = None if part.catalog is None else part.picture
     return plot_embedding_map(map_positions(part.embeddings), part.labels.numpy(), picture, look=order.look)
 
@@ -162,8 +184,7 @@ def _train_similarity(order: _Order) -> Figure:
 def _nearest_classes(order: _Order) -> Figure:
     from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
 
-    parts = order.parts("test")
-    nearest = {name: nearest_by_class(part.embeddings, part.labels) for name, part in parts.items()}
+    nearest = {name: nearest_by_class(*_vectors(*sides)) for name, sides in order.sides().items()}
     return plot_nearest_classes(nearest, look=order.look)
 
 
@@ -173,6 +194,7 @@ def _theory(order: _Order) -> Figure:
         raise ValueError(
             f"{order.name}: is drawn from theory and takes no run or file; {len(order.sources)} named"
         )
+    order.check_alone()
     name = order.name.replace("-", "_")
     plot: Callable[..., Figure] = getattr(import_module(f"firstpage.figures.{name}"), f"plot_{name}")
     return plot(look=order.look)
@@ -229,15 +251,15 @@ def draw(
         name: one of `names()`.
         sources: run folders or .npz files.
         out: .png, .svg or .pdf; `retrieved-lists` is pixels and only .png.
-        data: the dataset the embeddings are of, for splits and pictures.
-        split: another split than the figure's own.
+        data: the dataset the embeddings are of, for splits and pictures; only where there are embeddings.
+        split: another split than the figure's own; likewise.
         dark: for dark pages.
 
     Returns:
         One line for a person.
 
     Raises:
-        ValueError: an unknown name, a source that does not fit it, or an unknown kind of file.
+        ValueError: an unknown name, a source that does not fit it, or a file that cannot be written.
 
     >>> draw("sphere-densty", [], "density.svg")
     Traceback (most recent call last):
@@ -248,5 +270,6 @@ def draw(
     known = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
     if Path(out).suffix.lower() not in known:  # before minutes of work
         raise ValueError(f"{out}: {name} is written as {', '.join(known)}: name such a file")
+    durable.check(out)
     order = _Order(name, [os.fspath(source) for source in sources], data, split, style(dark))
     return f"wrote {save(_FIGURES[name](order), out)}"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from firstpage.data.catalog import Catalog
+    from firstpage.training.record import Record
 
 __all__ = ["Embedded", "read_embedded"]
 
@@ -58,7 +59,8 @@ class Embedded:
             wanted = splits[split]
         elif not splits:
             raise ValueError(
-                f"split={split!r}: the dataset has none: name the run folder instead: it held classes out"
+                f"split={split!r}: the dataset has none: name the folder of a run that learnt from it: "
+                "it held classes out"
             )
         else:
             raise ValueError(f"split={split!r}: the dataset has {', '.join(splits)}")
@@ -67,6 +69,12 @@ class Embedded:
             raise ValueError(f"split={split!r}: none of its images is among the embeddings")
         chosen = torch.from_numpy(kept)
         return Embedded(self.embeddings[chosen], self.labels[chosen], self.rows[kept], self.catalog)
+
+    def joined(self, other: Embedded) -> Embedded:
+        """These images, then others of the same dataset."""
+        rows = None if self.rows is None or other.rows is None else np.concatenate([self.rows, other.rows])
+        vectors, labels = (self.embeddings, other.embeddings), (self.labels, other.labels)
+        return Embedded(torch.cat(vectors), torch.cat(labels), rows, self.catalog)
 
     def every(self, most: int) -> Embedded:
         """At most so many images, evenly taken from all."""
@@ -89,7 +97,7 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
     Args:
         path: the file; or the folder of a run or of a model.
         catalog: the dataset it was made from, for splits and pictures; what a model shall embed: a run's own,
-            where it was, if left out. One without splits is cut by classes, as in training.
+            where it was, if left out. What a run learnt from is cut as in its training.
 
     Raises:
         FileNotFoundError: there is no model in the folder, or the run's own data is gone.
@@ -123,20 +131,37 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
 def _embed(folder: Path, catalog: Catalog | None) -> Embedded:
     from firstpage.models.embed import embed_to_file
     from firstpage.training.record import Record
-    from firstpage.training.settings import TrainSettings
-    from firstpage.training.splits import assign
+    from firstpage.training.tested import as_learnt
     from firstpage.training.trained_on import trained_on
 
+    record = Record.read(folder) if (folder / "run.json").is_file() else None
     if catalog is None:
-        if not (folder / "run.json").is_file():
+        if record is None:
             raise ValueError(f"{folder}: is no run: name the dataset that it shall embed (--data)")
-        catalog = trained_on(Record.read(folder))
+        catalog = trained_on(record)
+    catalog = as_learnt(record, catalog)
     with TemporaryDirectory() as place:
         embed_to_file(folder, catalog, Path(place, "all.npz"))
         whole = read_embedded(Path(place, "all.npz"), catalog)
-    if catalog.splits or whole.rows is None:
+    if record is None or whole.rows is None:
         return whole
-    readable = np.isin(np.arange(len(catalog)), whole.rows)
-    roles = assign(catalog, readable, TrainSettings())
-    splits = {"train": roles.train} | ({} if roles.test is None else {"test": roles.test.queries})
-    return replace(whole, catalog=replace(catalog, splits=splits))
+    return replace(whole, catalog=_as_cut(catalog, whole.rows, record))
+
+
+def _as_cut(catalog: Catalog, rows: NDArray[np.int64], record: Record) -> Catalog:
+    """The dataset in the splits that a run made of it, if it learnt from it: `val` is what it chose by."""
+    from firstpage.training.splits import assign
+    from firstpage.training.tested import learnt_from, tested
+
+    all_test = bool(catalog.splits) and "train" not in catalog.splits
+    if all_test or not learnt_from(record, catalog):
+        return catalog
+    readable = np.isin(np.arange(len(catalog)), rows)
+    settings = record.recipe.train
+    roles, test = assign(catalog, readable, settings), tested(catalog, readable, settings, learnt=True)
+    splits = catalog.splits | {"train": roles.train}
+    if roles.select is not roles.test:
+        splits["val"] = roles.select.queries
+    if test.gallery is None:
+        splits["test"] = test.queries
+    return replace(catalog, splits=splits)

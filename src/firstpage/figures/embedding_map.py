@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["map_positions", "plot_embedding_map", "spread_thumbnails"]
 
 Floats = NDArray[np.float64]
+SAME = 1e-6  # coordinates that differ by less differ by the rounding of float32: a map of it says nothing
 
 
 def map_positions(embeddings: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Floats:
     """[N, 2]: where Barnes–Hut t-SNE puts each image. Needs the extra `tsne`.
 
     Neighbours are exact. One thread, so that a seed gives one map; 5,000 images take half a minute.
+    Embeddings that are all the same lie in one place.
 
     Args:
         embeddings: [N, D], at least 4 of them.
@@ -42,6 +44,8 @@ def map_positions(embeddings: Tensor, *, perplexity: float = 30.0, seed: int = 0
     except ImportError:
         raise ImportError("openTSNE is not installed: pip install 'firstpage[tsne]'") from None
     vectors = unit(embeddings.detach().cpu().double()).numpy()
+    if np.ptp(vectors, axis=0).max() < SAME:
+        return np.zeros((len(vectors), 2))
     found = TSNE(
         perplexity=min(perplexity, (len(vectors) - 1) / 3),
         negative_gradient_method="bh",

@@ -18,16 +18,25 @@ __all__ = ["nearest_by_class", "plot_nearest_classes"]
 
 
 @torch.no_grad()
-def nearest_by_class(embeddings: Tensor, labels: Tensor, *, block: int = 1024) -> tuple[Tensor, Tensor]:
+def nearest_by_class(
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    *,
+    block: int = 1024,
+) -> tuple[Tensor, Tensor]:
     """Of each image, the cosine with the nearest other image of its class, and with the nearest of another.
 
-    An image that is the only one of its class is left out. A search for the rest finds the right class first
+    An image that has no other of its class is left out. A search for the rest finds the right class first
     where the former is larger.
 
     Args:
         embeddings: [N, D].
         labels: [N] their classes.
-        block: images at a time: no more than block × N similarities exist.
+        gallery: [G, D] what they search, as in `evaluate`; one another if left out.
+        gallery_labels: [G] their classes.
+        block: images at a time: no more than block × G similarities exist.
 
     Returns:
         (same [M], other [M]).
@@ -40,12 +49,15 @@ def nearest_by_class(embeddings: Tensor, labels: Tensor, *, block: int = 1024) -
     (tensor([0.8000, 0.8000]), tensor([0.6000, 0.9600]))
     """
     vectors = unit(embeddings.float())
+    searched = vectors if gallery is None else unit(gallery.float())
+    classes = labels if gallery_labels is None else gallery_labels
     found = []
     for start in range(0, len(labels), block):
-        similarity = vectors[start : start + block] @ vectors.T
-        same = labels[start : start + block, None] == labels
+        similarity = vectors[start : start + block] @ searched.T
+        same = labels[start : start + block, None] == classes
         other = similarity.masked_fill(same, -torch.inf).amax(dim=1)
-        same.diagonal(start).fill_(False)
+        if gallery is None:
+            same.diagonal(start).fill_(False)
         found.append(torch.stack([similarity.masked_fill(~same, -torch.inf).amax(dim=1), other]))
     both = torch.cat(found, dim=1)
     both = both[:, (both > -torch.inf).all(dim=0)]

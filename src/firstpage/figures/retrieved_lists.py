@@ -23,18 +23,20 @@ def retrieved_lists(
     labels: Tensor,
     picture: Callable[[int], np.ndarray],
     queries: Sequence[int],
+    gallery: Sequence[int] | None = None,
     *,
     results: int = 10,
     side: int = 72,
     look: Style | None = None,
 ) -> Image.Image:
-    """A row for each query: the query, then its first results among all the others.
+    """A row for each query: the query, then its first results.
 
     Args:
         embeddings: [N, D] of all images.
         labels: [N] their classes.
         picture: the image of a row, uint8 [h, w, 3].
         queries: rows to search with.
+        gallery: rows to search; all but the query if left out.
         results: length of a list.
         side: pixels of a picture.
         look: light or dark.
@@ -50,9 +52,11 @@ def retrieved_lists(
     from firstpage.pairs import unit
 
     vectors = unit(embeddings.float())
-    similarity = vectors[list(queries)] @ vectors.T  # [queries, N]
-    similarity[torch.arange(len(queries)), torch.tensor(queries)] = -torch.inf
-    found = similarity.topk(min(results, len(labels) - 1)).indices
+    rows = torch.arange(len(labels)) if gallery is None else torch.tensor(gallery)
+    similarity = vectors[list(queries)] @ vectors[rows].T  # [queries, rows]
+    if gallery is None:
+        similarity[torch.arange(len(queries)), torch.tensor(queries)] = -torch.inf
+    found = rows[similarity.topk(min(results, len(rows) - (gallery is None))).indices]
     gap, frame = side // 8, max(2, side // 16)
     step = side + 2 * frame + gap
     width = step * (1 + found.shape[1]) + 2 * gap

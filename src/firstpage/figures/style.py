@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Style", "save", "style"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
+_DATES = {".svg": "Date", ".pdf": "CreationDate"}  # what files say of when they were made
 DPI = 300
 TEXT, SMALL = 8.0, 7.0  # points, in a figure printed 8 cm wide
 _LINES: tuple[Any, ...] = (
@@ -133,6 +136,21 @@ def literal(name: str) -> str:
     return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
+def apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The names of folders, with as much of their paths as it takes to tell them apart.
+
+    >>> apart(["runs/a", "runs/b"]), apart(["runs/a/0", "runs/b/0"])
+    (['a', 'b'], ['a/0', 'b/0'])
+    """
+    parts = [Path(path).resolve().parts for path in paths]
+    names: list[str] = []
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len({*names}) == len(names):
+            break
+    return names
+
+
 def style(dark: bool = False) -> Style:
     """The look of all figures: for print and bright pages, or for dark ones.
 
@@ -143,7 +161,7 @@ def style(dark: bool = False) -> Style:
 
 
 def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as .png, .svg or .pdf, all or nothing; a picture as .png.
+    """Write a figure as .png, .svg or .pdf, all or nothing; a picture as .png. It has the same bytes again.
 
     >>> save(style().panels()[0], "figure.bmp")
     Traceback (most recent call last):
@@ -159,8 +177,19 @@ def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     if drawn:
-        figure.savefig(buffer, format=kind[1:])  # type: ignore[union-attr]
+        undated = {_DATES[kind]: None} if kind in _DATES else None
+        figure.savefig(buffer, format=kind[1:], metadata=undated)  # type: ignore[union-attr]
     else:
         figure.save(buffer, format="PNG")  # type: ignore[union-attr]
-    durable.write(target, buffer.getvalue())
+    written = buffer.getvalue()
+    durable.write(target, _numbered(written) if kind == ".svg" else written)
     return target
+
+
+def _numbered(svg: bytes) -> bytes:
+    """A drawing whose parts are numbered: matplotlib names them by lot, or by a setting all threads share."""
+    lots = dict.fromkeys(re.findall(rb'\bid="([^"]*[0-9a-f]{10})"', svg))
+    numbers = {name: b"part%d" % number for number, name in enumerate(lots)}
+    return re.sub(
+        rb'(\bid="|href="#|url\(#)([^")]*)', lambda found: found[1] + numbers.get(found[2], found[2]), svg
+    )

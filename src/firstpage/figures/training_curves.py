@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from firstpage.figures.style import Style, literal, style
+from firstpage.figures.style import Style, apart, literal, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,8 @@ def plot_training_curves(
     if by not in ("iterations", "triplets"):
         raise ValueError(f"by={by!r}: choose iterations or triplets")
     figure, (axes,) = look.panels()
-    for number, run in enumerate(runs):
+    names = apart([run.folder for run in runs])
+    for number, (name, run) in enumerate(zip(names, runs, strict=True)):
         steps, values = run.curve(measure)
         each = triplets_a_step(run.recipe) if by == "triplets" else 1
         marker = "o" if len(steps) < 30 else ""
@@ -94,7 +95,7 @@ def plot_training_curves(
             values,
             marker=marker,
             markersize=2.5,
-            label=literal(run.name),
+            label=literal(name),
             **look.curve(number),
         )
     if by == "triplets":

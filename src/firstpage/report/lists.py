@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ _TITLES = {
 }
 
 
-def retrieved(runs: Mapping[str, Measured], album: Album) -> list[Html]:
+def retrieved(runs: Mapping[str, Measured], album: Album, page: Sequence[str]) -> list[Html]:
     """Queries with their first results: the best, the median and the worst by average precision.
 
     Runs that take the same test are shown side by side, query by query, chosen by their mean.
@@ -28,23 +28,26 @@ def retrieved(runs: Mapping[str, Measured], album: Album) -> list[Html]:
     Args:
         runs: by name, all of the same test.
         album: pictures of its catalog.
+        page: the names of all runs of the page: a run has one colour throughout.
     """
+    whose = (" of ", named(", ".join(runs))) if len(runs) < len(page) else ()
     first = next(iter(runs.values()))
     scores = torch.stack([run.retrieval.per_query["mAP"] for run in runs.values()]).mean(0)
     blocks = []
     for kind, positions in pick(scores, first.retrieval.labels, PER_GROUP).items():
-        rows = [_query(runs, album, position) for position in positions]
-        blocks += [tag("h3", _TITLES[kind]), tag("div", *rows, class_="card")]
+        rows = [_query(runs, album, position, page) for position in positions]
+        blocks += [tag("h3", _TITLES[kind], *whose), tag("div", *rows, class_="card")]
     return blocks
 
 
-def _query(runs: Mapping[str, Measured], album: Album, position: int) -> Html:
+def _query(runs: Mapping[str, Measured], album: Album, position: int, page: Sequence[str]) -> Html:
     first = next(iter(runs.values()))
     row = int(first.subject.search.queries[int(first.retrieval.rows[position])])
     label = int(album.catalog.labels[row])
     name = album.catalog.classes[label]
     lines = []
-    for number, (run, measured) in enumerate(runs.items()):
+    several = len(page) > 1
+    for run, measured in runs.items():
         score = float(measured.retrieval.per_query["mAP"][position])
         found = [
             int(measured.subject.results[place]) for place in measured.retrieval.first[position][:10].tolist()
@@ -63,9 +66,10 @@ def _query(runs: Mapping[str, Measured], album: Album, position: int) -> Html:
                 )
             )
         title = f"average precision {score:.0f}\u00a0%"
-        head = tag("p", swatch(number), named(run), f" · {title}", class_="note") if len(runs) > 1 else None
+        tint = swatch(page.index(run))
+        head = tag("p", tint, named(run), f" · {title}", class_="note") if several else None
         lines.append(tag("div", head, tag("ol", *items, class_="results"), class_="found"))
-    said = None if len(runs) > 1 else tag("div", title, class_="note")
+    said = None if several else tag("div", title, class_="note")
     asked = tag("div", album.picture(row, f"Query: {name}"), tag("div", named(name), said), class_="asked")
     return tag("div", asked, tag("div", *lines), class_="query")
 

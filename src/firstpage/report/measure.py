@@ -151,7 +151,7 @@ class Measured:
             "classes": self.classes,
             "confusions": self.confusions(),
         }
-        return json.dumps(about, indent=2, ensure_ascii=False)
+        return json.dumps(about, indent=2)  # names may hold bytes that are no UTF-8
 
 
 def measure(subject: Subject, *, clustering: bool = True) -> Measured:

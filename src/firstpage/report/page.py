@@ -12,6 +12,7 @@ import numpy as np
 
 import firstpage
 from firstpage import durable
+from firstpage.figures.style import apart
 from firstpage.models.embedder import Embedder
 from firstpage.report.charts import curves, health
 from firstpage.report.embedding import embedding_map
@@ -218,7 +219,11 @@ def _sections(
 
     differing = _DIFFERENT if len(groups) > 1 else None
     figures = comparison(runs, ranked=differing is None) if several else metrics(next(iter(runs.values())))
-    lists = [part for group, album in zip(groups, albums, strict=True) for part in retrieved(group, album)]
+    lists = [
+        part
+        for group, album in zip(groups, albums, strict=True)
+        for part in retrieved(group, album, list(runs))
+    ]
     return [
         (
             "figures",
@@ -240,7 +245,8 @@ def _footer(runs: Mapping[str, Measured]) -> Html:
         "paper": "paper: the best epoch was chosen on the test classes, as the papers do.",
         "fair": "fair: the best epoch was chosen on classes held out of training; the test was touched once.",
     }
-    used = {run.subject.protocol for run in runs.values() if run.subject.record is not None}
+    records = [run.subject.record for run in runs.values()]
+    used = {record.recipe.train.protocol for record in records if record is not None}
     return tag(
         "footer",
         *(tag("p", said) for name, said in protocols.items() if name in used),
@@ -273,10 +279,8 @@ def _alike(runs: Mapping[str, Measured]) -> list[dict[str, Measured]]:
 
 
 def _names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The folders' names, with as much of the path as it takes to tell them apart."""
-    parts = [Path(run).resolve().parts for run in runs]
-    for length in range(1, max(len(part) for part in parts) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    raise ValueError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
+    """The folders' names, told apart."""
+    names = apart(runs)
+    if len({*names}) < len(names):
+        raise ValueError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
+    return names

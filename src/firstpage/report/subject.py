@@ -22,7 +22,8 @@ from firstpage.report.facts import called
 from firstpage.training.record import Record
 from firstpage.training.run import fingerprint
 from firstpage.training.settings import TrainSettings
-from firstpage.training.splits import Search, assign, left_out, searched
+from firstpage.training.splits import Search, left_out
+from firstpage.training.tested import as_learnt, learnt_from, tested
 from firstpage.training.trained_on import trained_on
 
 __all__ = ["Subject"]
@@ -107,9 +108,10 @@ class Subject:
             catalog = trained_on(record)
         else:
             raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
+        catalog = as_learnt(record, catalog)
         framing = model.framing
         pixels = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
-        search = _test(catalog, pixels.ok, settings, _learnt_from(record, catalog))
+        search = tested(catalog, pixels.ok, settings, learnt_from(record, catalog))
         vectors = model.embed(pixels, rows=search.queries, progress=progress, half=settings.half).to(
             model.device
         )
@@ -149,27 +151,3 @@ class Subject:
         """Whether the run was trained on just this data set."""
         known = {} if self.record is None else self.record.about.get("data", {})
         return bool(known) and known.get("fingerprint") == fingerprint(self.catalog)
-
-
-def _learnt_from(record: Record | None, catalog: Catalog) -> bool:
-    """Whether a run learnt from this data set, or from one in its place that has changed since."""
-    known = {} if record is None else record.about.get("data") or {}
-    same_place = known.get("root") == str(catalog.root.resolve())
-    return same_place or known.get("fingerprint") == fingerprint(catalog)
-
-
-def _test(
-    catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings, learnt_from: bool
-) -> Search:
-    """The test of a catalog under a protocol: as in training, where it has a training split or needs one."""
-    test: Search | None
-    if not catalog.splits and not learnt_from:
-        test = Search(np.flatnonzero(readable))
-    elif catalog.splits and "train" not in catalog.splits:  # LFW and its like are all test
-        test = searched({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
-    else:
-        roles = assign(catalog, readable, settings)
-        test = roles.test or roles.select  # without a test split: the classes held out of training
-    if test is None or not len(test.queries) or (test.gallery is not None and not len(test.gallery)):
-        raise ValueError(f"data: {catalog.name!r} has no test image that can be read")
-    return test

@@ -145,7 +145,7 @@ def _fit(
     run.claim(recipe, catalog)
     saved = ranks.told(checkpoints.newest())
     if saved is None:
-        run.begin(recipe, catalog, str(place))
+        run.begin(recipe, catalog, str(place), [] if catalog.splits else roles.learnt(catalog))
     else:
         with checkpoints.fitting():
             for own, group in zip(

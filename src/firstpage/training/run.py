@@ -10,6 +10,7 @@ import platform
 import subprocess
 import time
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -139,8 +140,8 @@ class Run:
             )
         return bool(record.result)
 
-    def begin(self, recipe: Recipe, catalog: Catalog, device: str) -> None:
-        """Write what is about to run."""
+    def begin(self, recipe: Recipe, catalog: Catalog, device: str, learnt: Sequence[str] = ()) -> None:
+        """Write what is about to run; `learnt` are the classes it learns from, where no splits say so."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,8 @@ class Run:
                 "root": str(catalog.root.resolve()),
                 "images": len(catalog),
                 "fingerprint": fingerprint(catalog),
-            },
+            }
+            | ({"learnt": list(learnt)} if learnt else {}),
         }
         self._write(about)
         self._open(0)

@@ -91,6 +91,11 @@ class Roles:
     select: Search
     test: Search | None
 
+    def learnt(self, catalog: Catalog) -> list[str]:
+        """Names of the classes that are learnt from or selected by, but not tested."""
+        known = [self.train] if self.select is self.test else [self.train, self.select.queries]
+        return [catalog.classes[label] for label in np.unique(catalog.labels[np.concatenate(known)])]
+
     def text(self, catalog: Catalog) -> str:
         """What is learnt from and what is searched, in a line."""
 

@@ -1,0 +1,83 @@
+"""Which images of a data set a model is tested by: one rule for figures, evaluations and reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstpage.data.catalog import Catalog
+from firstpage.training.record import Record
+from firstpage.training.run import fingerprint
+from firstpage.training.settings import TrainSettings
+from firstpage.training.splits import Search, assign, searched
+
+__all__ = ["as_learnt", "learnt_from", "tested"]
+
+
+def as_learnt(record: Record | None, catalog: Catalog) -> Catalog:
+    """A data set without splits that has changed since a run learnt from it, split by what was learnt.
+
+    Cut anew, it would test classes that the run knows. Any other data set is as it was.
+
+    >>> from pathlib import Path
+    >>> from firstpage.training import Recipe
+    >>> catalog = Catalog("toy", Path(), list("abc"), np.arange(3), ["auk", "crow", "wren"], {})
+    >>> about = {"root": str(Path().resolve()), "fingerprint": "of before", "learnt": ["auk", "owl"]}
+    >>> as_learnt(Record(Path("run"), Recipe(), {"data": about}, []), catalog).split("test").classes
+    ['crow', 'wren']
+    """
+    known = {} if record is None else record.about.get("data") or {}
+    same_place = known.get("root") == str(catalog.root.resolve())
+    if catalog.splits or not known.get("learnt") or not same_place:
+        return catalog
+    if known.get("fingerprint") == fingerprint(catalog):
+        return catalog
+    learnt = np.isin(np.array(catalog.classes, object)[catalog.labels], known["learnt"])
+    return replace(catalog, splits={"train": np.flatnonzero(learnt), "test": np.flatnonzero(~learnt)})
+
+
+def learnt_from(record: Record | None, catalog: Catalog) -> bool:
+    """Whether a run learnt from this data set, or from one in its place that has changed since.
+
+    >>> from pathlib import Path
+    >>> from firstpage.training import Recipe
+    >>> catalog = Catalog("toy", Path(), list("ab"), np.arange(2), ["auk", "wren"], {})
+    >>> record = Record(Path("run"), Recipe(), {"data": {"fingerprint": fingerprint(catalog)}}, [])
+    >>> learnt_from(record, catalog), learnt_from(None, catalog)
+    (True, False)
+    """
+    known = {} if record is None else record.about.get("data") or {}
+    same_place = known.get("root") == str(catalog.root.resolve())
+    return same_place or known.get("fingerprint") == fingerprint(catalog)
+
+
+def tested(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings, learnt: bool) -> Search:
+    """The test of a catalog under a protocol: as in training, where it has a training split or needs one.
+
+    Args:
+        catalog: the data set.
+        readable: [N] which of its images can be read.
+        settings: of the run.
+        learnt: whether the run learnt from it; without splits, all that it did not learn from is searched.
+
+    Raises:
+        ValueError: there is no test, or nothing of it can be read.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("toy", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> [len(tested(catalog, np.ones(10, bool), TrainSettings(), learnt).queries) for learnt in (True, False)]
+    [4, 10]
+    """
+    test: Search | None
+    if not catalog.splits and not learnt:
+        test = Search(np.flatnonzero(readable))
+    elif catalog.splits and "train" not in catalog.splits:  # LFW and its like are all test
+        test = searched({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
+    else:
+        roles = assign(catalog, readable, settings)
+        test = roles.test or roles.select  # without a test split: the classes held out of training
+    if test is None or not len(test.queries) or (test.gallery is not None and not len(test.gallery)):
+        raise ValueError(f"data: {catalog.name!r} has no test image that can be read")
+    return test
