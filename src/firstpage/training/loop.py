@@ -239,8 +239,8 @@ def _fit(
                 display.say(warning)
 
     stoppable = checkpoints.stoppable() if ranks.world == 1 else nullcontext()
-    with stoppable:
-        with Display(steps, progress) as display, checkpoints.explaining():
+    with stoppable, checkpoints.explaining():
+        with Display(steps, progress) as display:
             display.say(roles.text(catalog))
             for warning in notes:
                 display.say(warning)
@@ -309,28 +309,27 @@ def _fit(
             clock.pause()
 
         final = average or model
-        with checkpoints.explaining():
-            if run.folder is not None:
-                final.save(run.folder / "last")
-            final.load_state_dict(best_weights)
-            result.model = final.eval()
-            if run.folder is not None:
-                final.save(run.folder / "best")  # a run that was killed may have left a later one there
-            result.seconds, result.images_per_second = clock.seconds, clock.pace()
-            result.warnings = notes + watch.warnings
-            same = roles.test is roles.select
-            if roles.test is not None:
-                result.test = (
-                    result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks, half)
-                )
-            run.end(
-                protocol=recipe.train.protocol,
-                best=result.best,
-                test=result.test,
-                epoch=result.epoch,
-                seconds=round(result.seconds, 2),
-                images_per_second=round(result.images_per_second, 1),
-                warnings=result.warnings,
+        if run.folder is not None:
+            final.save(run.folder / "last")
+        final.load_state_dict(best_weights)
+        result.model = final.eval()
+        if run.folder is not None:
+            final.save(run.folder / "best")  # a run that was killed may have left a later one there
+        result.seconds, result.images_per_second = clock.seconds, clock.pace()
+        result.warnings = notes + watch.warnings
+        same = roles.test is roles.select
+        if roles.test is not None:
+            result.test = (
+                result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks, half)
             )
+        run.end(
+            protocol=recipe.train.protocol,
+            best=result.best,
+            test=result.test,
+            epoch=result.epoch,
+            seconds=round(result.seconds, 2),
+            images_per_second=round(result.images_per_second, 1),
+            warnings=result.warnings,
+        )
         checkpoints.clear()
     return result
