@@ -179,6 +179,21 @@ def of_one_colour(root, colour):
     return catalog_of(root, ["0.bmp"] * CHUNK + ["1.bmp"] * CHUNK)
 
 
+def stop_at(first, monkeypatch, catalog, folder):
+    """Begin to build a store, and be stopped at the chunk that begins with the file `first`."""
+    real = building.decode_rows
+
+    def stopped(*task):
+        if task[2][0] == first:
+            raise KeyboardInterrupt
+        return real(*task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "decode_rows", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            built(catalog, folder)
+
+
 def test_files_of_the_same_size_and_time_elsewhere_are_others(tmp_path):
     red, blue = (of_one_colour(tmp_path / colour, colour) for colour in ("red", "blue"))
     for catalog, colour in [(red, (255, 0, 0)), (blue, (0, 0, 255))] * 2:
@@ -187,17 +202,7 @@ def test_files_of_the_same_size_and_time_elsewhere_are_others(tmp_path):
 
 def test_an_interrupted_build_does_not_go_on_with_the_files_of_another_folder(tmp_path, monkeypatch):
     red, blue = (of_one_colour(tmp_path / colour, colour) for colour in ("red", "blue"))
-    real = building.decode_rows
-
-    def stopped(*task):
-        if task[2][0] == "1.bmp":
-            raise KeyboardInterrupt
-        return real(*task)
-
-    monkeypatch.setattr(building, "decode_rows", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        built(red, tmp_path / "stores")
-    monkeypatch.setattr(building, "decode_rows", real)
+    stop_at("1.bmp", monkeypatch, red, tmp_path / "stores")
     assert (built(blue, tmp_path / "stores").pixels == (0, 0, 255)).all()
 
 
@@ -337,18 +342,8 @@ def test_a_build_killed_in_the_middle_goes_on_where_it_stopped(photographs, tmp_
 def test_a_chunk_whose_files_changed_is_not_reused(images, tmp_path, monkeypatch):
     many = catalog_of(images.root, images.paths[:1] * CHUNK + images.paths[1:2] * CHUNK)
     folder = tmp_path / "stores"
-    real = building.decode_rows
-
-    def stopped(*task):
-        if task[2][0] == "1.png":
-            raise KeyboardInterrupt
-        return real(*task)
-
-    monkeypatch.setattr(building, "decode_rows", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        built(many, folder)
+    stop_at("1.png", monkeypatch, many, folder)
     picture(44, 44, seed=7).save(images.root / "0.png")
-    monkeypatch.setattr(building, "decode_rows", real)
     resumed, fresh = built(many, folder), built(many, tmp_path / "fresh")
     assert contents(resumed.path) == contents(fresh.path)
 

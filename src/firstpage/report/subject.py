@@ -20,10 +20,9 @@ from firstpage.models.embedder import Embedder
 from firstpage.models.settings import ModelSettings
 from firstpage.report.facts import called
 from firstpage.training.record import Record
-from firstpage.training.run import fingerprint
 from firstpage.training.settings import TrainSettings
 from firstpage.training.splits import Search, left_out
-from firstpage.training.tested import as_learnt, learnt_from, tested
+from firstpage.training.tested import as_learnt, learnt_from, tested, unchanged
 from firstpage.training.trained_on import trained_on
 
 __all__ = ["Subject"]
@@ -149,5 +148,4 @@ class Subject:
     @cached_property
     def own_data(self) -> bool:
         """Whether the run was trained on just this data set."""
-        known = {} if self.record is None else self.record.about.get("data", {})
-        return bool(known) and known.get("fingerprint") == fingerprint(self.catalog)
+        return unchanged(self.record, self.catalog)

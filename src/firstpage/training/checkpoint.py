@@ -128,17 +128,15 @@ class Checkpoints:
             yield
             return
 
-        first = float("inf")
+        since = 0.0
 
         def ask(number: int, _: object) -> None:
-            nonlocal first
-            first = min(first, time.monotonic())
-            if (
-                self._asked and time.monotonic() - first >= self.AGAIN
-            ):  # not the same one, sent on by a parent
+            nonlocal since
+            if not self._asked:
+                self._asked, since = number, time.monotonic()
+            elif time.monotonic() - since >= self.AGAIN:  # not the same one, sent on by a parent
                 restore()
                 signal.raise_signal(number)
-            self._asked = number
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -89,8 +89,8 @@ def make_plan(
             seed=seed,
         )
     except ValueError as error:  # in the words of a recipe
-        said = str(error).removeprefix("GroupSampler(").replace("):", ":", 1).replace("=True", "=true")
-        for name in ("batch_size", "images_per_class", "oversample"):
+        said = str(error).removeprefix("GroupSampler(").replace("):", ":", 1)
+        for name in ("batch_size", "images_per_class"):
             said = said.replace(name, f"batch.{name.removeprefix('batch_')}")
         raise ValueError(said) from None
     settings = recipe.augment

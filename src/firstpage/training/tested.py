@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,26 @@ from firstpage.training.run import fingerprint
 from firstpage.training.settings import TrainSettings
 from firstpage.training.splits import Search, assign, searched
 
-__all__ = ["as_learnt", "learnt_from", "tested"]
+__all__ = ["as_learnt", "learnt_from", "tested", "unchanged"]
+
+
+def unchanged(record: Record | None, catalog: Catalog) -> bool:
+    """Whether a run learnt from just this data set, wherever it lies.
+
+    >>> from pathlib import Path
+    >>> unchanged(None, Catalog("toy", Path(), list("ab"), np.arange(2), ["auk", "wren"], {}))
+    False
+    """
+    return _data(record).get("fingerprint") == fingerprint(catalog)
+
+
+def _in_its_place(record: Record | None, catalog: Catalog) -> bool:
+    return _data(record).get("root") == str(catalog.root.resolve())
+
+
+def _data(record: Record | None) -> dict[str, Any]:
+    """What a run folder says of the data."""
+    return {} if record is None else record.about.get("data") or {}
 
 
 def as_learnt(record: Record | None, catalog: Catalog) -> Catalog:
@@ -28,13 +48,10 @@ def as_learnt(record: Record | None, catalog: Catalog) -> Catalog:
     >>> as_learnt(Record(Path("run"), Recipe(), {"data": about}, []), catalog).split("test").classes
     ['crow', 'wren']
     """
-    known = {} if record is None else record.about.get("data") or {}
-    same_place = known.get("root") == str(catalog.root.resolve())
-    if catalog.splits or not known.get("learnt") or not same_place:
+    names = _data(record).get("learnt")
+    if catalog.splits or not names or not _in_its_place(record, catalog) or unchanged(record, catalog):
         return catalog
-    if known.get("fingerprint") == fingerprint(catalog):
-        return catalog
-    learnt = np.isin(np.array(catalog.classes, object)[catalog.labels], known["learnt"])
+    learnt = np.isin(np.array(catalog.classes, object)[catalog.labels], names)
     return replace(catalog, splits={"train": np.flatnonzero(learnt), "test": np.flatnonzero(~learnt)})
 
 
@@ -48,9 +65,7 @@ def learnt_from(record: Record | None, catalog: Catalog) -> bool:
     >>> learnt_from(record, catalog), learnt_from(None, catalog)
     (True, False)
     """
-    known = {} if record is None else record.about.get("data") or {}
-    same_place = known.get("root") == str(catalog.root.resolve())
-    return same_place or known.get("fingerprint") == fingerprint(catalog)
+    return _in_its_place(record, catalog) or unchanged(record, catalog)
 
 
 def tested(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings, learnt: bool) -> Search:
