@@ -10,10 +10,10 @@ import torch
 from firstpage.data.augment import Augment
 
 SETTINGS = {
-    "centre": Augment.test(size=227),
+    "center": Augment.test(size=227),
     "random crop": Augment.train(size=227),
     "resized crop": Augment.train(size=227, crop="resized"),
-    "resized crop, colour jitter": Augment.train(size=227, crop="resized", jitter=(0.2, 0.2, 0.2, 0.1)),
+    "resized crop, color jitter": Augment.train(size=227, crop="resized", jitter=(0.2, 0.2, 0.2, 0.1)),
 }
 
 

@@ -3,8 +3,8 @@
     python benchmarks/caching.py                    # ResNet-50: 4,096 images in chunks of 128, and 128 alone
     python benchmarks/caching.py --compile --loss topk npair-angular
 
-Images are cropped, flipped and normalised by the chunk from stored pixels, as in training. Memory is the most
-that was allocated during a step, less what the weights, the optimiser and the stored pixels take anyhow.
+Images are cropped, flipped and normalized by the chunk from stored pixels, as in training. Memory is the most
+that was allocated during a step, less what the weights, the optimizer and the stored pixels take anyhow.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from firstpage import losses
 from firstpage.data.augment import Augment
 from firstpage.models import Embedder
-from firstpage.training.caching import Levels, backward
+from firstpage.training.gradient_caching import Levels, backward
 
 
 def measured(options: argparse.Namespace, name: str, device: str, rows: int) -> tuple[float, float]:
@@ -28,8 +28,8 @@ def measured(options: argparse.Namespace, name: str, device: str, rows: int) -> 
     criterion = losses.create(name).to(device)
     embed = torch.compile(model.raw) if options.compile else model.raw
     loss = torch.compile(criterion) if options.compile else criterion
-    learnt = [p for p in (*model.parameters(), *criterion.parameters()) if p.requires_grad]
-    optimiser = torch.optim.AdamW(learnt, lr=1e-5, fused=device == "cuda")
+    learned = [p for p in (*model.parameters(), *criterion.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=1e-5, fused=device == "cuda")
     augment = Augment.train(options.crop, "resized")
     side = options.crop + 29
     pixels = torch.randint(256, (options.chunk, side, side, 3), dtype=torch.uint8, device=device)
@@ -43,15 +43,15 @@ def measured(options: argparse.Namespace, name: str, device: str, rows: int) -> 
 
     before, start = 0, 0.0
     for step in range(1 + options.steps):
-        optimiser.zero_grad(set_to_none=True)
-        if device == "cuda" and step == 1:  # after the first, which compiles and makes the optimiser's state
+        optimizer.zero_grad(set_to_none=True)
+        if device == "cuda" and step == 1:  # after the first, which compiles and makes the optimizer's state
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         if step == 1:
             start = time.perf_counter()
         backward(model, embedded, lambda levels: loss(levels[0], labels), rows, options.chunk)
-        optimiser.step()
+        optimizer.step()
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.max_memory_allocated() - before

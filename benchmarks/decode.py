@@ -5,7 +5,7 @@
 - Pillow alone: the same with plain Pillow, without a check of any kind.
 - store: `PixelStore.build`, from the call to the finished store on disk, the start of its workers included.
 
-The three take turns, and the median of the rounds' ratios counts: a busy neighbour disturbs all alike.
+The three take turns, and the median of the rounds' ratios counts: a busy neighbor disturbs all alike.
 
     python benchmarks/decode.py [--images 4000] [--rounds 5] [--folder DIR]    (exit status 1 below 90 %)
 """

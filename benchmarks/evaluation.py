@@ -21,14 +21,14 @@ from firstpage.evaluation import cluster, evaluate
 
 
 def embeddings(images: int, classes: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Unit vectors around a centre for each class, in shuffled order, made in place."""
+    """Unit vectors around a center for each class, in shuffled order, made in place."""
     generator = torch.Generator(device).manual_seed(0)
     labels = torch.arange(images, device=device) * classes // images
     labels = labels[torch.randperm(images, generator=generator, device=device)]
-    centres = torch.randn(classes, dim, generator=generator, device=device)
+    centers = torch.randn(classes, dim, generator=generator, device=device)
     vectors = torch.randn(images, dim, generator=generator, device=device).mul_(2)
     for rows in torch.arange(images, device=device).split(2**14):
-        vectors[rows] += centres[labels[rows]]
+        vectors[rows] += centers[labels[rows]]
         vectors[rows] /= vectors[rows].norm(dim=1, keepdim=True)
     return vectors, labels
 

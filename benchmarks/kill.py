@@ -38,7 +38,7 @@ size = 32
 size = 64
 [augment]
 crop = "random"
-[optimiser]
+[optimizer]
 lr = 3e-3
 head = 1.0
 [schedule]

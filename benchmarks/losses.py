@@ -24,8 +24,8 @@ def run_one(name: str, images: int, dim: int, per_class: int, device: str) -> di
     torch.manual_seed(0)
     labels = (torch.arange(images) // per_class).to(device)
     classes = images // per_class + 1
-    centres = torch.randn(classes, dim)
-    vectors = (centres[labels.cpu()] + 2 * torch.randn(images, dim)).to(device)
+    centers = torch.randn(classes, dim)
+    vectors = (centers[labels.cpu()] + 2 * torch.randn(images, dim)).to(device)
     settings = {"classes": classes, "dim": dim} if name == "proxy-nca" else {}
     embeddings = vectors.requires_grad_()
     loss = compared(name) if name.startswith("pml:") else losses.create(name, **settings).to(device)

@@ -3,7 +3,7 @@
     python benchmarks/memory.py                         # ResNet-50, 128 images, 16,384 × 512, top-k precision
     python benchmarks/memory.py --compile --loss ep triplet-semihard rll margin
 
-Times are medians of a step as the device sees it: the network forward and backward, the loss, the optimiser,
+Times are medians of a step as the device sees it: the network forward and backward, the loss, the optimizer,
 and keeping the batch.
 """
 
@@ -40,16 +40,16 @@ def step_of(options: argparse.Namespace, name: str, device: str, size: int) -> C
         )
     embed = torch.compile(model.raw) if options.compile else model.raw
     measure = torch.compile(criterion) if options.compile else criterion
-    learnt = [p for p in (*model.parameters(), *criterion.parameters()) if p.requires_grad]
-    optimiser = torch.optim.AdamW(learnt, lr=1e-5, fused=device == "cuda")
+    learned = [p for p in (*model.parameters(), *criterion.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=1e-5, fused=device == "cuda")
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16):
             (embeddings,) = embed(images)
         more = memory.candidates(embeddings, labels, ids) if size else {"image_ids": ids}
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         measure(embeddings, labels, **more).backward()
-        optimiser.step()
+        optimizer.step()
         if size:
             memory.push(embeddings, labels, ids)
 
@@ -91,7 +91,7 @@ def main() -> None:
         spent: dict[int, list[float]] = {0: [], options.size: []}
         torch.compiler.reset()
         steps = {size: step_of(options, name, device, size) for size in spent}
-        for turn in range(10 + options.steps):  # by turns: neighbours and clocks disturb both alike
+        for turn in range(10 + options.steps):  # by turns: neighbors and clocks disturb both alike
             for size, step in steps.items():
                 with timed(device, spent[size] if turn >= 10 else []):
                     step()

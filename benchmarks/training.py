@@ -2,7 +2,7 @@
 
     python benchmarks/training.py [--backbone resnet50] [--batch 128] [--crop 227] [--loss topk]
 
-The bare loop repeats forward, backward and the optimiser on one batch that is there already; `fit` assembles
+The bare loop repeats forward, backward and the optimizer on one batch that is there already; `fit` assembles
 and augments batches from stored pixels, mines and computes the loss besides. Both in one process, on made-up
 pixels.
 """
@@ -19,9 +19,10 @@ import torch
 
 from firstpage.data.catalog import Catalog
 from firstpage.models.embedder import Embedder
-from firstpage.training import Recipe, fit
-from firstpage.training.optimiser import make_optimiser
-from firstpage.training.replay import compiled
+from firstpage.recipes import Recipe
+from firstpage.training import fit
+from firstpage.training.compiling import compiled
+from firstpage.training.optimizer import make_optimizer
 
 
 class MadeUp:
@@ -43,11 +44,11 @@ class MadeUp:
 
 
 def bare(recipe: Recipe, device: str, steps: int) -> float:
-    """Images a second of forward, backward and optimiser."""
+    """Images a second of forward, backward and optimizer."""
     model = Embedder(recipe.model).to(device)
     model.to(memory_format=torch.channels_last)
     model.train()
-    optimiser, _ = make_optimiser(recipe.optimiser, model, torch.nn.Module())
+    optimizer, _ = make_optimizer(recipe.optimizer, model, torch.nn.Module())
     embed = compiled(model.raw, model.device) if recipe.train.compile else model.raw
     size = recipe.batch.size
     crop = model.preprocess.size
@@ -58,9 +59,9 @@ def bare(recipe: Recipe, device: str, steps: int) -> float:
             start = time.perf_counter()
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             (vectors,) = embed(images)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         vectors.float().square().mean().backward()
-        optimiser.step()
+        optimizer.step()
     _wait(device)
     return steps * size / (time.perf_counter() - start)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from batches import batch
 from firstpage import Pairs
 from firstpage.pairs import unit
+from support.batches import batch
 
 
 def test_matrices_equal_loops():

@@ -1,6 +1,6 @@
 """firstpage: image embeddings for visual search whose first page of results is right.
 
-Labelled images go in, an embedding whose first page of results is right comes out, and everything is
+Labeled images go in, an embedding whose first page of results is right comes out, and everything is
 measured on the way.
 
 - `firstpage.data`: images, labels and splits; from files to batches.
@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING
 from firstpage._lazy import lazy
 
 if TYPE_CHECKING:
-    from firstpage import data, evaluation, figures, losses, mining, models, recipes, report, training
+    from firstpage import data, evaluation, figures, losses, mining, models, recipes, report, runs, training
     from firstpage.data import read
+    from firstpage.errors import UserError
     from firstpage.models import Embedder
     from firstpage.pairs import Pairs
+    from firstpage.recipes import Recipe
     from firstpage.training import fit
 
 __version__ = "0.1.0"
@@ -39,6 +41,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Embedder",
     "Pairs",
+    "Recipe",
+    "UserError",
     "__version__",
     "data",
     "evaluation",
@@ -50,6 +54,7 @@ __all__ = [
     "read",
     "recipes",
     "report",
+    "runs",
     "training",
 ]
 
@@ -58,6 +63,8 @@ __getattr__ = lazy(
     {
         "Embedder": "firstpage.models",
         "Pairs": "firstpage.pairs",
+        "Recipe": "firstpage.recipes",
+        "UserError": "firstpage.errors",
         "data": "firstpage.data",
         "evaluation": "firstpage.evaluation",
         "figures": "firstpage.figures",
@@ -68,6 +75,7 @@ __getattr__ = lazy(
         "read": "firstpage.data",
         "recipes": "firstpage.recipes",
         "report": "firstpage.report",
+        "runs": "firstpage.runs",
         "training": "firstpage.training",
     },
 )

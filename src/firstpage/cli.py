@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from firstpage import __version__, durable
+from firstpage.errors import UserError
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
@@ -78,7 +79,7 @@ def _check(
 @contextmanager
 def _stopping() -> Iterator[None]:
     """A context in which a run that was asked to stop says how it goes on."""
-    from firstpage.training.checkpoint import Stopped
+    from firstpage.runs.checkpoint import Stopped
 
     try:
         yield
@@ -130,7 +131,7 @@ def _train(
     chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
-        raise ValueError(
+        raise UserError(
             "--data: say what to learn from: a folder with a folder of images a class, or a table"
         )
     catalog = read(data or "glyphs")
@@ -217,7 +218,7 @@ def _embed(
     from firstpage.data import read
     from firstpage.models.embed import embed_to_file
 
-    typer.echo(embed_to_file(model, read(data, unlabelled=True), out, device=device))
+    typer.echo(embed_to_file(model, read(data, unlabeled=True), out, device=device))
 
 
 @app.command("export")

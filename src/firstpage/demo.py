@@ -15,8 +15,9 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.figures import retrieved_lists
 from firstpage.models.embedder import Embedder
+from firstpage.recipes import Recipe
 from firstpage.report import Subject, measure, write
-from firstpage.training import Recipe, fit
+from firstpage.training import fit
 
 __all__ = ["demo"]
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from firstpage.errors import UserError
+
 __all__ = ["FULL", "check", "write"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota or a limit has no room left
@@ -17,20 +19,20 @@ def check(path: str | os.PathLike[str]) -> Path:
     """Refuse a path that no file can be written to, before minutes are spent on what shall be in it.
 
     Raises:
-        ValueError: it is a folder, or one of its parents is a file.
+        UserError: it is a folder, or one of its parents is a file.
 
     >>> check(".")
     Traceback (most recent call last):
-    ValueError: .: is a folder: name a file in it
+    firstpage.errors.UserError: .: is a folder: name a file in it
     """
     target = Path(path)
     if target.is_dir():
-        raise ValueError(f"{path}: is a folder: name a file in it")
+        raise UserError(f"{path}: is a folder: name a file in it")
     there = next(parent for parent in target.absolute().parents if parent.exists())
     if not there.is_dir():
-        raise ValueError(f"{path}: {there} is a file, not a folder: name another place")
+        raise UserError(f"{path}: {there} is a file, not a folder: name another place")
     if not os.access(there, os.W_OK):
-        raise ValueError(f"{path}: nothing can be written in {there}: name another place")
+        raise UserError(f"{path}: nothing can be written in {there}: name another place")
     return target
 
 

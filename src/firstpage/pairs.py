@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
+
 __all__ = ["Pairs", "check_range", "full_precision", "unit"]
 
 
@@ -62,7 +64,7 @@ class Pairs:
             [0, 0, 0]], dtype=torch.int32)
     """
 
-    queries: Tensor  # [Q, D] as given (not normalised), at least float32
+    queries: Tensor  # [Q, D] as given (not normalized), at least float32
     labels: Tensor  # [Q]
     candidates: Tensor  # [C, D]
     candidate_labels: Tensor  # [C]
@@ -90,7 +92,7 @@ class Pairs:
         on a GPU the check would stall every step.
 
         Args:
-            embeddings: [Q, D] floats. They need not be normalised.
+            embeddings: [Q, D] floats. They need not be normalized.
             labels: [Q] integers, the class of each row.
             candidates: [C, D] floats; the batch itself if left out.
             candidate_labels: [C] integers.
@@ -98,7 +100,7 @@ class Pairs:
             candidate_ids: [C] integers, likewise.
 
         Raises:
-            ValueError: naming the argument, its value and the remedy.
+            UserError: naming the argument, its value and the remedy.
 
         >>> gallery = torch.eye(3)
         >>> Pairs.of(torch.tensor([[0.6, 0.8, 0.0]]), torch.tensor([1]), gallery, torch.arange(3)).distance
@@ -107,19 +109,19 @@ class Pairs:
         _check_rows("embeddings", embeddings, "labels", labels)
         if candidates is None:
             if candidate_labels is not None or candidate_ids is not None:
-                raise ValueError(
+                raise UserError(
                     "candidates=None: pass the candidates that candidate_labels/candidate_ids describe"
                 )
             candidates, candidate_labels, candidate_ids = embeddings, labels, image_ids
         else:
             if candidate_labels is None:
-                raise ValueError(
+                raise UserError(
                     "candidate_labels=None: candidates need candidate_labels, one integer per row"
                 )
             _check_rows("candidates", candidates, "candidate_labels", candidate_labels)
             _check_device("candidates", candidates, embeddings)
             if candidates.shape[1] != embeddings.shape[1]:
-                raise ValueError(
+                raise UserError(
                     f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
                     "embed both with the same model"
                 )
@@ -129,7 +131,7 @@ class Pairs:
             itself = torch.zeros(1, 1, dtype=torch.bool, device=labels.device)
         if (image_ids is None) != (candidate_ids is None):
             missing = "image_ids" if image_ids is None else "candidate_ids"
-            raise ValueError(f"{missing}=None: image_ids and candidate_ids go together: pass {missing} too")
+            raise UserError(f"{missing}=None: image_ids and candidate_ids go together: pass {missing} too")
         if image_ids is not None and candidate_ids is not None:
             _check_integers("image_ids", image_ids, embeddings)
             _check_integers("candidate_ids", candidate_ids, candidates)
@@ -215,15 +217,15 @@ def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) ->
     """Complain of anything that is not one float vector and one integer label a row."""
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or 0 in vectors.shape:
         got = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
-        raise ValueError(f"{name}: got {got}, need a tensor [images, dimensions] with one row per image")
+        raise UserError(f"{name}: got {got}, need a tensor [images, dimensions] with one row per image")
     if not vectors.is_floating_point():
-        raise ValueError(f"{name}: got dtype {vectors.dtype}, need floats: call {name}.float()")
+        raise UserError(f"{name}: got dtype {vectors.dtype}, need floats: call {name}.float()")
     _check_integers(labels_name, labels, vectors)
     # Reading a value on a GPU waits for it, and a compiled graph has no values: CPU only.
     if not torch.compiler.is_compiling() and vectors.device.type == "cpu":
         bad = ~vectors.detach().isfinite().all(dim=1)
         if bad.any():
-            raise ValueError(
+            raise UserError(
                 f"{name}: row {int(bad.nonzero()[0])} holds NaN or infinity: "
                 "lower the learning rate, clip the gradient, or look for a broken image"
             )
@@ -233,15 +235,15 @@ def _check_integers(name: str, values: Tensor, vectors: Tensor) -> None:
     rows = len(vectors)
     if not isinstance(values, Tensor) or values.ndim != 1 or len(values) != rows:
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name}: got {got}, need a tensor of shape ({rows},): one integer per row")
+        raise UserError(f"{name}: got {got}, need a tensor of shape ({rows},): one integer per row")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise ValueError(f"{name}: got dtype {values.dtype}, need integers: call {name}.long()")
+        raise UserError(f"{name}: got dtype {values.dtype}, need integers: call {name}.long()")
     _check_device(name, values, vectors)
 
 
 def _check_device(name: str, tensor: Tensor, embeddings: Tensor) -> None:
     if tensor.device != embeddings.device:
-        raise ValueError(
+        raise UserError(
             f"{name} on {tensor.device}, embeddings on {embeddings.device}: "
             f"call {name}.to({str(embeddings.device)!r})"
         )
@@ -252,13 +254,13 @@ def check_range(name: str, index: Tensor, count: int, owner: str) -> None:
 
     >>> check_range("labels", torch.tensor([0, 7]), 3, "ProxyNCA(classes=3)")
     Traceback (most recent call last):
-    ValueError: labels run from 0 to 7: ProxyNCA(classes=3) knows 0 to 2: renumber them, or make it larger
+    firstpage.errors.UserError: labels run from 0 to 7: ProxyNCA(classes=3) knows 0 to 2: renumber ...
     """
     if torch.compiler.is_compiling() or index.device.type != "cpu":
         return
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= count:
-        raise ValueError(
+        raise UserError(
             f"{name} run from {low} to {high}: {owner} knows 0 to {count - 1}: "
             "renumber them, or make it larger"
         )

@@ -62,13 +62,13 @@ def test_random_crop_reaches_every_place_equally_often():
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(256, 256, 227), (61, 50, 32), (9, 8, 3), (7, 7, 7)])
-def test_centre_crop_takes_the_middle(height, width, size):
+def test_center_crop_takes_the_middle(height, width, size):
     images = as_bytes(Augment.test(size=size, **PLAIN)(noise(3, height, width)))
     top, left = round((height - size) / 2), round((width - size) / 2)
     assert torch.equal(images, noise(3, height, width)[:, top : top + size, left : left + size])
 
 
-def test_normalisation():
+def test_normalization():
     pixels = noise(2, 20, 20)
     expected = (pixels / 255 - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
     torch.testing.assert_close(Augment.test(size=20)(pixels), expected.permute(0, 3, 1, 2), atol=1e-5, rtol=0)
@@ -163,15 +163,15 @@ def test_jitter_agrees_with_pil_one_by_one(channel, enhance):
 def test_hue_agrees_with_colorsys_pixel_by_pixel():
     augment = Augment.train(size=6, flip=0.0, jitter=(0.0, 0.0, 0.0, 0.5), **PLAIN)
     pixels = noise(10, 6, 6)
-    pixels[0] = 77  # grey has no hue
+    pixels[0] = 77  # gray has no hue
     pixels[1, 0] = torch.tensor([9, 200, 200])  # two largest channels
     images = augment(pixels, seed=0, step=4).permute(0, 2, 3, 1) / 255
     turns = augment._plan(pixels, 0, 4, 0)["jitter"][:, 3].tolist()
     assert max(turns) > 0.3
     assert min(turns) < -0.3
     for image, picture, turn in zip(images, pixels / 255, turns, strict=True):
-        for got, colour in zip(image.reshape(-1, 3).tolist(), picture.reshape(-1, 3).tolist(), strict=True):
-            h, s, v = colorsys.rgb_to_hsv(*colour)
+        for got, color in zip(image.reshape(-1, 3).tolist(), picture.reshape(-1, 3).tolist(), strict=True):
+            h, s, v = colorsys.rgb_to_hsv(*color)
             assert got == pytest.approx(colorsys.hsv_to_rgb((h + turn) % 1, s, v), abs=1e-4)
 
 
@@ -180,15 +180,15 @@ def test_all_jitters_compose_in_the_stated_order():
     augment = Augment.train(size=12, flip=0.0, jitter=(0.4, 0.4, 0.4, 0.2), **PLAIN)
     images = augment(pixels, seed=7, step=7) / 255
     factors = augment._plan(pixels, 7, 7, 0)["jitter"].tolist()
-    grey = torch.tensor([0.299, 0.587, 0.114])
+    gray = torch.tensor([0.299, 0.587, 0.114])
     for image, picture, (brightness, contrast, saturation, turn) in zip(
         images, pixels / 255, factors, strict=True
     ):
         picture = (picture * brightness).clamp(0, 1)
-        picture = (contrast * picture + (1 - contrast) * (picture @ grey).mean()).clamp(0, 1)
-        picture = (saturation * picture + (1 - saturation) * (picture @ grey)[..., None]).clamp(0, 1)
-        colours = [colorsys.rgb_to_hsv(*colour) for colour in picture.reshape(-1, 3).tolist()]
-        expected = torch.tensor([colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in colours])
+        picture = (contrast * picture + (1 - contrast) * (picture @ gray).mean()).clamp(0, 1)
+        picture = (saturation * picture + (1 - saturation) * (picture @ gray)[..., None]).clamp(0, 1)
+        colors = [colorsys.rgb_to_hsv(*color) for color in picture.reshape(-1, 3).tolist()]
+        expected = torch.tensor([colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in colors])
         torch.testing.assert_close(image.permute(1, 2, 0).reshape(-1, 3), expected, atol=1e-4, rtol=0)
 
 
@@ -248,7 +248,7 @@ def test_output_is_channels_last_float32_and_input_may_be_any_view(augment):
     assert augment(pixels[:0], seed=0, step=0).shape == (0, 3, augment.size, augment.size)
 
 
-def test_flip_alone_around_the_centre():
+def test_flip_alone_around_the_center():
     augment = Augment(size=5, flip=1.0, **PLAIN)
     pixels = noise(3, 5, 5)
     assert torch.equal(as_bytes(augment(pixels, seed=0, step=0)), pixels.flip(2))

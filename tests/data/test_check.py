@@ -17,13 +17,13 @@ from firstpage.data import read
 from firstpage.data.catalog import Catalog
 from firstpage.data.check import check
 from firstpage.data.glyphs import glyphs
-from firstpage.data.likeness import DISTANCE, SHARE, alike, near_pairs, sketch
-from firstpage.training.settings import TrainSettings
-from firstpage.training.splits import assign
+from firstpage.data.near_duplicates import DISTANCE, SHARE, alike, near_pairs, sketch
+from firstpage.data.splits import split_catalog
+from firstpage.recipes.settings import TrainSettings
 
 
 def photo(seed, size=(160, 120)):
-    """Something like a photograph: coarse and fine structure in colour."""
+    """Something like a photograph: coarse and fine structure in color."""
     random = np.random.default_rng(seed)
     image = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8)).resize(
         size, Image.Resampling.BICUBIC
@@ -93,7 +93,7 @@ def test_near_pairs_are_those_of_brute_force(seed):
 def test_near_pairs_in_many_chunks(monkeypatch):
     hashes = np.random.default_rng(0).integers(0, 2**12, 300).astype(np.uint64)
     expected = near_pairs(hashes)
-    monkeypatch.setattr("firstpage.data.likeness._CHUNK", 50)
+    monkeypatch.setattr("firstpage.data.near_duplicates._CHUNK", 50)
     np.testing.assert_array_equal(near_pairs(hashes), expected)
 
 
@@ -145,15 +145,15 @@ def test_different_glyphs_and_photos_are_not_blamed(tmp_path):
     assert checked(tmp_path / "photos").near_duplicates == []
 
 
-def test_the_same_cut_in_another_colour_is_another_image(tmp_path):
+def test_the_same_cut_in_another_color_is_another_image(tmp_path):
     cut = Image.new("L", (90, 90), 255)
     ImageDraw.Draw(cut).polygon([(10, 10), (80, 25), (60, 80), (30, 70)], 0)
-    # Colours of the same brightness: what the hash sees is the same picture.
-    colours = {name: Image.merge("RGB", [cut.point(lambda level, low=low: max(level, low)) for low in levels])
+    # Colors of the same brightness: what the hash sees is the same picture.
+    colors = {name: Image.merge("RGB", [cut.point(lambda level, low=low: max(level, low)) for low in levels])
                for name, levels in {"red": (200, 20, 20), "green": (20, 112, 20)}.items()}  # fmt: skip
-    codes = {name: sketch(image) for name, image in colours.items()}
+    codes = {name: sketch(image) for name, image in colors.items()}
     assert (codes["red"][0] ^ codes["green"][0]).bit_count() <= DISTANCE
-    for name, image in colours.items():
+    for name, image in colors.items():
         save(image, tmp_path / name / "shirt.png")
         save(image.resize((60, 60)), tmp_path / name / "small.png")
     report = checked(tmp_path)
@@ -183,7 +183,7 @@ def test_flat_images_are_alike_only_byte_by_byte(tmp_path):
     assert len(report.flat) == 12
     assert report.near_duplicates == []
     assert groups(report.two_labels) == [["a/25.png", "b/same.png"]]
-    assert "12 images of one flat colour" in report.text()
+    assert "12 images of one flat color" in report.text()
 
 
 def test_two_labels_and_two_splits(tmp_path):
@@ -442,7 +442,7 @@ def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
 def test_images_of_which_training_can_read_none():
     catalog = Catalog("x", Path(), list("abcd"), np.arange(4) // 2, ["a", "b"], {"train": np.arange(4)})
     with pytest.raises(ValueError, match="none of its 4 train images can be read: run firstpage data check"):
-        assign(catalog, np.zeros(4, bool), TrainSettings())
+        split_catalog(catalog, np.zeros(4, bool), TrainSettings())
 
 
 def test_kinds_that_are_not_read_are_a_fault(tmp_path):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from broken import FORMATS, encoded, make_broken, ordinary_user, picture
 from PIL import Image, ImageFile
 
 from firstpage.data.decode import NO_MEMORY, Unreadable, decode
 from firstpage.data.framing import fingerprints
+from support.broken import FORMATS, encoded, make_broken, ordinary_user, picture
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_broken_exif_does_not_make_pixels_unreadable(tmp_path):
     assert decode(path).size == (120, 90)
 
 
-def test_greyscale_one_bit_and_sixteen_bit(tmp_path):
+def test_grayscale_one_bit_and_sixteen_bit(tmp_path):
     ramp = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
     expected = np.repeat((ramp // 257).astype(np.uint8)[..., None], 3, axis=2)
     for name in ("a.png", "a.tif"):
@@ -173,9 +173,9 @@ def test_greyscale_one_bit_and_sixteen_bit(tmp_path):
         np.testing.assert_array_equal(np.asarray(deep), expected)
     pgm = b"P5 16 16 65535\n" + ramp.astype(">u2").tobytes()
     np.testing.assert_array_equal(np.asarray(decode(write(tmp_path, "a.pgm", pgm))), expected)
-    grey = Image.fromarray((ramp // 257).astype(np.uint8))
-    np.testing.assert_array_equal(np.asarray(decode(saved(tmp_path, grey, "grey.png"))), expected)
-    bits = np.asarray(decode(saved(tmp_path, grey.point(lambda v: 255 * (v > 99)).convert("1"), "bits.png")))
+    gray = Image.fromarray((ramp // 257).astype(np.uint8))
+    np.testing.assert_array_equal(np.asarray(decode(saved(tmp_path, gray, "gray.png"))), expected)
+    bits = np.asarray(decode(saved(tmp_path, gray.point(lambda v: 255 * (v > 99)).convert("1"), "bits.png")))
     np.testing.assert_array_equal(bits, np.where(expected > 99, 255, 0))
 
 
@@ -188,7 +188,7 @@ def test_pixels_without_a_known_range_are_unreadable(tmp_path):
 
 def test_transparency_is_laid_over_white(tmp_path):
     half = decode(saved(tmp_path, Image.new("RGBA", (2, 2), (200, 0, 0, 51)), "rgba.png"))
-    assert half.getpixel((0, 0)) == (244, 204, 204)  # 20 % of the colour, 80 % of white
+    assert half.getpixel((0, 0)) == (244, 204, 204)  # 20 % of the color, 80 % of white
     assert decode(saved(tmp_path, Image.new("LA", (2, 2), (0, 0)), "la.png")).getpixel((0, 0)) == (
         255,
         255,

@@ -58,7 +58,7 @@ def test_every_row_has_its_file_and_there_is_no_other(one):
     assert all(rows.dtype == np.int64 and (np.diff(rows) > 0).all() for rows in one.splits.values())
 
 
-def test_images_are_small_colour_pictures_with_something_on_them(one):
+def test_images_are_small_color_pictures_with_something_on_them(one):
     for row in range(0, len(one), 7):
         with Image.open(one.path(row)) as image:
             assert (image.mode, image.size) == ("RGB", (48, 48))

@@ -168,10 +168,10 @@ def test_cars_all_in_one(tmp_path):
     assert rows_of(catalog) == {"train": [0], "test": [1]}
 
 
-def devkit_copy(root, labelled):
+def devkit_copy(root, labeled):
     images(root, "cars_train/00001.jpg", "cars_test/00001.jpg")
     (root / "devkit").mkdir()
-    for file, classes in (("devkit/cars_train_annos.mat", [196]), (labelled, [1])):
+    for file, classes in (("devkit/cars_train_annos.mat", [196]), (labeled, [1])):
         savemat(root / file, {"annotations": annotations(["00001.jpg"], classes, "fname")})
     savemat(root / "devkit/cars_meta.mat", {"class_names": CAR_CLASSES})
     return root
@@ -187,15 +187,15 @@ def test_cars_devkit(tmp_path, folder):
 
 
 def test_cars_annotations_that_cannot_be_read(tmp_path):
-    labelled = tmp_path / "cars_test_annos_withlabels.mat"
-    devkit_copy(tmp_path, labelled.name)
-    savemat(labelled, {"annotations": annotations(["00001.jpg"], [1], "fname", without=["class"])})
+    labeled = tmp_path / "cars_test_annos_withlabels.mat"
+    devkit_copy(tmp_path, labeled.name)
+    savemat(labeled, {"annotations": annotations(["00001.jpg"], [1], "fname", without=["class"])})
     with pytest.raises(ValueError, match=r"withlabels\.mat: annotations have no field 'class', only bbox_x1"):
         read(tmp_path)
-    labelled.write_bytes(b"not MATLAB")
+    labeled.write_bytes(b"not MATLAB")
     with pytest.raises(ValueError, match=r"withlabels\.mat: cannot read 'annotations'"):
         read(tmp_path)
-    labelled.unlink()
+    labeled.unlink()
     with pytest.raises(FileNotFoundError, match=r"withlabels\.mat: no such file"):
         read(tmp_path)
 
@@ -510,17 +510,17 @@ def test_images_outside_class_folders_are_read_only_when_asked_for(tmp_path):
     (images(tmp_path, "flat/2.jpg", "flat/1.jpg", "flat/notes.txt", "flat/.3.jpg") / "flat/empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"2 images lie outside class folders: move them to flat/<cl"):
         read(tmp_path / "flat")
-    catalog = read(tmp_path / "flat", unlabelled=True)
+    catalog = read(tmp_path / "flat", unlabeled=True)
     assert (catalog.paths, catalog.classes, catalog.splits) == (["1.jpg", "2.jpg"], ["flat"], {})
     assert catalog.labels.tolist() == [0, 0]
     images(tmp_path, "flat/auk/1.jpg")
-    for unlabelled in (False, True):
-        assert quietly(tmp_path / "flat", unlabelled=unlabelled).classes == ["auk", "empty"]
+    for unlabeled in (False, True):
+        assert quietly(tmp_path / "flat", unlabeled=unlabeled).classes == ["auk", "empty"]
 
 
 def test_a_flat_split_is_read_when_asked_for(tmp_path):
     images(tmp_path, "train/1.jpg")
-    assert read(tmp_path, unlabelled=True).paths == ["train/1.jpg"]
+    assert read(tmp_path, unlabeled=True).paths == ["train/1.jpg"]
 
 
 def test_broken_entries_are_listed_for_the_decoder_to_report(tmp_path):
@@ -687,7 +687,7 @@ def test_parquet_that_is_not_one(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"birds\.parquet: not a parquet file \([^\n]+\)$"):
         read(file)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"needs pyarrow: pip install firstpage\[parquet\]"):
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install firstpage\[parquet\]"):
         read(file)
 
 

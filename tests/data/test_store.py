@@ -17,18 +17,18 @@ import numpy as np
 import PIL
 import pytest
 import torch
-from broken import make_broken, ordinary_user, picture
 from PIL import Image
 
-from firstpage.data import building, decode
+from firstpage.data import decode, store_builder
 from firstpage.data import store as store_module
-from firstpage.data.building import CHUNK, Builder
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import NO_MEMORY, Unreadable
 from firstpage.data.framing import Framing, decode_rows, file_state
 from firstpage.data.store import PixelStore
+from firstpage.data.store_builder import CHUNK, Builder
 from firstpage.data.stream import Stream
 from firstpage.data.workers import Workers
+from support.broken import make_broken, ordinary_user, picture
 
 
 def catalog_of(root, paths, boxes=None, name="toy"):
@@ -70,7 +70,7 @@ def test_rows_are_the_images_in_order(images, tmp_path):
     np.testing.assert_array_equal(PixelStore(store.path).pixels, store.pixels)
 
 
-def test_shorter_keeps_the_centre_and_pad_keeps_everything(tmp_path):
+def test_shorter_keeps_the_center_and_pad_keeps_everything(tmp_path):
     stripes = Image.new("RGB", (40, 20), "red")
     stripes.paste("blue", (10, 0, 30, 20))
     stripes.save(tmp_path / "a.png")
@@ -149,11 +149,11 @@ def test_an_unchanged_store_is_opened_without_reading_a_file(images, tmp_path, m
     store = built(images, tmp_path / "stores")
     os.utime(images.root / "2.png", ns=(1, 1))
     asked = []
-    real = building.fingerprints
+    real = store_builder.fingerprints
     monkeypatch.setattr(
-        building, "fingerprints", lambda root, paths: asked.extend(paths) or real(root, paths)
+        store_builder, "fingerprints", lambda root, paths: asked.extend(paths) or real(root, paths)
     )
-    monkeypatch.setattr(building, "decode_rows", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(store_builder, "decode_rows", lambda *_: pytest.fail("decoded again"))
     assert built(images, tmp_path / "stores").path == store.path
     assert asked == ["2.png"]
     assert built(images, tmp_path / "stores").path == store.path
@@ -170,18 +170,18 @@ def test_an_unchanged_store_is_opened_without_reading_a_file(images, tmp_path, m
     assert asked == ["2.png", *images.paths * 2]
 
 
-def of_one_colour(root, colour):
-    """Files of the same names, sizes and times as those of any other colour."""
+def of_one_color(root, color):
+    """Files of the same names, sizes and times as those of any other color."""
     root.mkdir()
     for name in ("0.bmp", "1.bmp"):
-        Image.new("RGB", (9, 9), colour).save(root / name)
+        Image.new("RGB", (9, 9), color).save(root / name)
         os.utime(root / name, (0, 0))
     return catalog_of(root, ["0.bmp"] * CHUNK + ["1.bmp"] * CHUNK)
 
 
 def stop_at(first, monkeypatch, catalog, folder):
     """Begin to build a store, and be stopped at the chunk that begins with the file `first`."""
-    real = building.decode_rows
+    real = store_builder.decode_rows
 
     def stopped(*task):
         if task[2][0] == first:
@@ -189,19 +189,19 @@ def stop_at(first, monkeypatch, catalog, folder):
         return real(*task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "decode_rows", stopped)
+        patch.setattr(store_builder, "decode_rows", stopped)
         with pytest.raises(KeyboardInterrupt):
             built(catalog, folder)
 
 
 def test_files_of_the_same_size_and_time_elsewhere_are_others(tmp_path):
-    red, blue = (of_one_colour(tmp_path / colour, colour) for colour in ("red", "blue"))
-    for catalog, colour in [(red, (255, 0, 0)), (blue, (0, 0, 255))] * 2:
-        assert (built(catalog, tmp_path / "stores").pixels == colour).all()
+    red, blue = (of_one_color(tmp_path / color, color) for color in ("red", "blue"))
+    for catalog, color in [(red, (255, 0, 0)), (blue, (0, 0, 255))] * 2:
+        assert (built(catalog, tmp_path / "stores").pixels == color).all()
 
 
 def test_an_interrupted_build_does_not_go_on_with_the_files_of_another_folder(tmp_path, monkeypatch):
-    red, blue = (of_one_colour(tmp_path / colour, colour) for colour in ("red", "blue"))
+    red, blue = (of_one_color(tmp_path / color, color) for color in ("red", "blue"))
     stop_at("1.bmp", monkeypatch, red, tmp_path / "stores")
     assert (built(blue, tmp_path / "stores").pixels == (0, 0, 255)).all()
 
@@ -220,7 +220,9 @@ def test_what_could_not_be_read_for_want_of_memory_is_tried_again(images, tmp_pa
         assert store.unreadable == {3: NO_MEMORY}
     monkeypatch.undo()
     decoded = []
-    monkeypatch.setattr(building, "decode_rows", lambda *task: decoded.extend(task[2]) or decode_rows(*task))
+    monkeypatch.setattr(
+        store_builder, "decode_rows", lambda *task: decoded.extend(task[2]) or decode_rows(*task)
+    )
     mended = built(catalog, tmp_path / "stores", boxes=True)
     assert (mended.path, mended.unreadable, decoded) == (store.path, {}, ["3.png"])
     np.testing.assert_array_equal(mended.pixels, built(catalog, tmp_path / "fresh", boxes=True).pixels)
@@ -236,7 +238,9 @@ def test_what_one_pillow_could_not_read_another_tries_again(images, tmp_path, mo
         store = built(catalog, tmp_path / "stores")
         assert sorted(store.unreadable) == [5, 6]
     decoded = []
-    monkeypatch.setattr(building, "decode_rows", lambda *task: decoded.extend(task[2]) or decode_rows(*task))
+    monkeypatch.setattr(
+        store_builder, "decode_rows", lambda *task: decoded.extend(task[2]) or decode_rows(*task)
+    )
     for _ in range(2):
         mended = built(catalog, tmp_path / "stores")
         assert (mended.path, sorted(mended.unreadable), decoded) == (store.path, [6], ["5.avif", "6.png"])
@@ -328,8 +332,8 @@ def test_a_build_killed_in_the_middle_goes_on_where_it_stopped(photographs, tmp_
 
     catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(rows)])
     decoded = []
-    real = building.decode_rows
-    monkeypatch.setattr(building, "decode_rows", lambda *task: decoded.append(task) or real(*task))
+    real = store_builder.decode_rows
+    monkeypatch.setattr(store_builder, "decode_rows", lambda *task: decoded.append(task) or real(*task))
     resumed = built(catalog, folder, size=64)
     assert len(decoded) == 13 - finished
     assert stores_in(folder) == [resumed.path]
@@ -397,14 +401,14 @@ def test_a_disk_that_fills_up_leaves_no_store(images, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    real = building.decode_rows
-    monkeypatch.setattr(building, "decode_rows", full)
+    real = store_builder.decode_rows
+    monkeypatch.setattr(store_builder, "decode_rows", full)
     with pytest.raises(OSError, match="No space left on device; make") as caught:
         built(images, tmp_path / "stores")
     assert caught.value.errno == errno.ENOSPC
     assert "\n" not in str(caught.value)
     assert stores_in(tmp_path / "stores") == []
-    monkeypatch.setattr(building, "decode_rows", real)
+    monkeypatch.setattr(store_builder, "decode_rows", real)
     assert built(images, tmp_path / "stores").ok.all()
 
 

@@ -53,8 +53,8 @@ def test_f1_counts_pairs(both):
 def blobs(classes, each, noise, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat(each)
-    centres = torch.nn.functional.normalize(torch.randn(classes, 12, generator=generator), dim=1)
-    return centres[labels] + noise * torch.randn(len(labels), 12, generator=generator), labels
+    centers = torch.nn.functional.normalize(torch.randn(classes, 12, generator=generator), dim=1)
+    return centers[labels] + noise * torch.randn(len(labels), 12, generator=generator), labels
 
 
 def test_far_apart_classes_are_found_whatever_their_length_and_number():
@@ -104,10 +104,10 @@ def test_blocks_do_not_matter(monkeypatch):
 
 
 def test_empty_clusters_begin_anew():
-    """Two centres at one point: one of them gets nothing, and takes the point that fits worst."""
+    """Two centers at one point: one of them gets nothing, and takes the point that fits worst."""
     points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-    centres = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assignment, spread = clustering._lloyd(points, centres, 10)
+    centers = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assignment, spread = clustering._lloyd(points, centers, 10)
     assert sorted(assignment.bincount(minlength=3).tolist()) == [1, 1, 2]
     assert spread == 0
 

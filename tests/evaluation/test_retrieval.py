@@ -112,8 +112,8 @@ def _cut(hits, rate):
 def birds():
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(12, (300,), generator=generator)
-    centres = torch.randn(12, 16, generator=generator)
-    return centres[labels] + 2 * torch.randn(300, 16, generator=generator), labels
+    centers = torch.randn(12, 16, generator=generator)
+    return centers[labels] + 2 * torch.randn(300, 16, generator=generator), labels
 
 
 @pytest.mark.parametrize("classes", [7, 2500])  # ranks by binary search, and by comparing

@@ -7,7 +7,8 @@ import pytest
 
 from firstpage import figures
 from firstpage.data.sampler import GroupSampler
-from firstpage.training import Recipe, Record
+from firstpage.recipes import Recipe
+from firstpage.runs import Record
 
 
 def recipe(loss="topk", size=64, images=4, **settings):

@@ -12,11 +12,11 @@ from PIL import Image
 
 from firstpage import figures
 from firstpage.data import read
+from firstpage.data.splits import split_catalog
 from firstpage.evaluation import evaluate
 from firstpage.models import Embedder
-from firstpage.training import Recipe
-from firstpage.training.run import fingerprint
-from firstpage.training.splits import assign
+from firstpage.recipes import Recipe
+from firstpage.runs.folder import fingerprint
 
 THEORY = ["sphere-density", "gradient-variance", "sampled-negatives", "loss-shapes"]
 RUNS = ["training", "training-triplets", "group-size"]
@@ -25,7 +25,7 @@ EMBEDDINGS = sorted({*figures.names()} - {*THEORY, *RUNS})
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    """Pictures of one colour a class, in splits; embeddings near the class's centre."""
+    """Pictures of one color a class, in splits; embeddings near the class's center."""
     root = tmp_path_factory.mktemp("set")
     for number in range(24):
         name = root / ("train" if number < 12 else "test") / f"class{number // 4}" / f"{number}.png"
@@ -201,7 +201,7 @@ def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatc
     (tmp_path / "run" / "recipe.toml").write_text(Recipe().toml())
     about = {"name": kind, "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
-    roles = assign(catalog, np.ones(20, bool), Recipe().train)
+    roles = split_catalog(catalog, np.ones(20, bool), Recipe().train)
     found = figures.read_embedded(tmp_path / "run")
     assert found.part("test").rows.tolist() == roles.test.queries.tolist()
     assert found.part("train").rows.tolist() == roles.train.tolist()
@@ -213,7 +213,7 @@ def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_fair_run_shows_what_it_learnt_chose_by_and_never_saw(splits, tmp_path, monkeypatch):
+def test_a_fair_run_shows_what_it_learned_chose_by_and_never_saw(splits, tmp_path, monkeypatch):
     monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
     for number in range(48):
         part = ("test" if number < 12 else "train") if splits else ""
@@ -226,14 +226,14 @@ def test_a_fair_run_shows_what_it_learnt_chose_by_and_never_saw(splits, tmp_path
     (tmp_path / "run" / "recipe.toml").write_text(recipe.toml())
     about = {"name": "folder", "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
-    roles = assign(catalog, np.ones(48, bool), recipe.train)
+    roles = split_catalog(catalog, np.ones(48, bool), recipe.train)
     found = figures.read_embedded(tmp_path / "run")
     assert len(roles.train) < len(catalog) - len(roles.test.queries)
     assert found.part("train").rows.tolist() == sorted(roles.train.tolist())
-    assert found.part("val").rows.tolist() == sorted(roles.select.queries.tolist())
+    assert found.part("val").rows.tolist() == sorted(roles.validation.queries.tolist())
     assert found.part("test").rows.tolist() == sorted(roles.test.queries.tolist())
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": {"name": "x", "root": "gone"}}))
-    strange = figures.read_embedded(tmp_path / "run", catalog)  # of which the run learnt nothing
+    strange = figures.read_embedded(tmp_path / "run", catalog)  # of which the run learned nothing
     assert strange.catalog.splits == catalog.splits
 
 
@@ -308,9 +308,9 @@ def test_a_dataset_that_a_figure_does_not_need_is_refused(name, run, tmp_path):
         figures.draw(name, given, tmp_path / "x.png", split="test")
 
 
-def luminance(colour):
+def luminance(color):
     """Relative luminance of WCAG 2."""
-    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -319,14 +319,14 @@ def luminance(colour):
 def test_ink_and_curves_stand_out_from_the_paper(dark):
     look = figures.style(dark)
 
-    def contrast(colour):
-        pair = sorted([luminance(colour), luminance(look.paper)])
+    def contrast(color):
+        pair = sorted([luminance(color), luminance(look.paper)])
         return (pair[1] + 0.05) / (pair[0] + 0.05)
 
     assert contrast(look.ink) >= 7
-    assert min(contrast(colour) for colour in look.colours) >= 2.2
+    assert min(contrast(color) for color in look.colors) >= 2.2
     curves = [look.curve(number) for number in range(6)]
-    assert len({str(curve["linestyle"]) for curve in curves}) == 6  # told apart without colour, too
+    assert len({str(curve["linestyle"]) for curve in curves}) == 6  # told apart without color, too
     assert len({str(look.curve(number)) for number in range(36)}) == 36
 
 

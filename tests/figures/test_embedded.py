@@ -17,8 +17,8 @@ def points():
     lots = torch.Generator().manual_seed(2)
     labels = torch.randint(0, 9, (83,), generator=lots)
     labels[0] = 50  # the only one of its class
-    centres = torch.randn(51, 6, generator=lots)
-    return centres[labels] + torch.randn(83, 6, generator=lots), labels
+    centers = torch.randn(51, 6, generator=lots)
+    return centers[labels] + torch.randn(83, 6, generator=lots), labels
 
 
 def cosine(one, two):
@@ -192,7 +192,7 @@ def test_embeddings_that_are_all_the_same_lie_in_one_place(vector):
 
 def test_without_tsne_the_remedy_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
-    with pytest.raises(ImportError, match=r"^openTSNE is not installed: pip install 'firstpage\[tsne\]'$"):
+    with pytest.raises(ValueError, match=r"^openTSNE is not installed: pip install 'firstpage\[tsne\]'$"):
         figures.map_positions(torch.eye(8))
 
 
@@ -215,7 +215,7 @@ def test_splits_are_found_by_path(dataset):
     catalog, path = dataset
     whole = figures.read_embedded(path, catalog)
     assert whole.part("train").rows.tolist() == [0, 1, 2, 3]
-    assert whole.part("test").rows.tolist() == [7, 4, 6]  # searched, and not learnt from
+    assert whole.part("test").rows.tolist() == [7, 4, 6]  # searched, and not learned from
     assert whole.part("train").embeddings.argmax(dim=1).tolist() == [0, 1, 2, 3]
     assert whole.part("test").labels.tolist() == [3, 2, 3]
     assert whole.every(3).rows.tolist() == [7, 2, 6]

@@ -28,7 +28,7 @@ from firstpage.models.backbones import (
     create,
     freeze_batch_norm,
 )
-from firstpage.models.backbones.base import initialise
+from firstpage.models.backbones.base import initialize
 from firstpage.models.backbones.batch_norm import keep_statistics
 from firstpage.models.backbones.vit import resample_positions
 
@@ -263,11 +263,11 @@ def test_pixels_arrive_as_the_published_weights_expect(name, expected):
     seen = []
     first = network.conv1 if name == "googlenet" else network.conv1_7x7_s2
     first.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    colour = (torch.tensor([0.8, 0.5, 0.1]) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
+    color = (torch.tensor([0.8, 0.5, 0.1]) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
     with torch.no_grad():
-        network(colour.reshape(1, 3, 1, 1).expand(1, 3, 32, 32))
+        network(color.reshape(1, 3, 1, 1).expand(1, 3, 32, 32))
     torch.testing.assert_close(seen[0][0, :, 0, 0], torch.tensor(expected), rtol=1e-5, atol=1e-4)
-    assert not any(key.startswith("renormalise") for key in network.state_dict())
+    assert not any(key.startswith("renormalize") for key in network.state_dict())
 
 
 def test_strides_change_the_values_not_the_shapes():
@@ -290,7 +290,7 @@ def test_strides_that_do_not_exist():
 def test_initial_weights():
     torch.manual_seed(1)
     convolution = torch.nn.Conv2d(16, 64, 3)
-    initialise(convolution)
+    initialize(convolution)
     assert convolution.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.05)
     transformer = FAMILIES["vit"]()
     assert transformer.blocks[0].mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -476,7 +476,7 @@ def test_frozen_batch_norm_may_be_checkpointed():
 
 
 def birds(count):
-    """One picture of each of the first species, 256 × 256 [3, H, W], normalised."""
+    """One picture of each of the first species, 256 × 256 [3, H, W], normalized."""
     pictures = {}
     for part in sorted(CUB.glob("*.tar")):
         with tarfile.open(part) as archive:

@@ -28,14 +28,14 @@ def photos(tmp_path):
 @pytest.mark.parametrize("head", ["linear", "mlp", "none", "multilevel"])
 @pytest.mark.parametrize("pooling", ["avg", "max", "avg+max", "gem"])
 def test_unit_vectors_of_every_head_and_pooling(head, pooling):
-    model = small(head=head, pooling=pooling, layer_norm=True, standardise=True)
+    model = small(head=head, pooling=pooling, layer_norm=True, standardize=True)
     vectors = model(torch.randn(3, 3, 32, 32))
     assert vectors.shape == (3, model.dim)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
     assert len(model.raw(torch.randn(2, 3, 32, 32))) == (3 if head == "multilevel" else 1)
 
 
-def test_levels_are_joined_before_they_are_normalised():
+def test_levels_are_joined_before_they_are_normalized():
     model = small(head="multilevel").eval()
     images = torch.randn(2, 3, 32, 32)
     joined = torch.cat(model.raw(images), dim=1)
@@ -157,8 +157,8 @@ def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
     assert known["resize"] == "squash"
     square = Image.open(photos.path(0)).resize((known["stored"],) * 2, Image.Resampling.BILINEAR)
     edge = (known["stored"] - known["crop"]) // 2
-    centre = np.asarray(square, np.float32)[edge : edge + known["crop"], edge : edge + known["crop"]] / 255
-    image = ((centre - known["mean"]) / known["std"]).transpose(2, 0, 1)[None].astype(np.float32)
+    center = np.asarray(square, np.float32)[edge : edge + known["crop"], edge : edge + known["crop"]] / 255
+    image = ((center - known["mean"]) / known["std"]).transpose(2, 0, 1)[None].astype(np.float32)
     found = torch.from_numpy(session.run(None, {"images": image})[0])
     assert found.shape == (1, known["dim"])
     torch.testing.assert_close(found, model.embed([photos.path(0)], progress=False), rtol=0, atol=1e-4)
@@ -167,7 +167,7 @@ def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_gives_the_same_vectors_for_any_batch(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = small(standardise=True)
+    model = small(standardize=True)
     path = export(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for count in (1, 5):

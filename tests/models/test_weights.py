@@ -164,7 +164,7 @@ def test_a_real_file_of_another_network():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "inception_bn", "vit_small_14", "small"])
-def test_another_network_is_recognised(tmp_path, name):
+def test_another_network_is_recognized(tmp_path, name):
     with torch.device("meta"):
         shapes = create(name)
     path = written(published(shapes), tmp_path / "weights.pth")
@@ -411,7 +411,7 @@ def test_timm_errors():
 def test_without_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
-        ImportError, match=r"^backbone 'timm:vit_tiny' needs timm: pip install firstpage\[timm\]$"
+        ValueError, match=r"^backbone 'timm:vit_tiny' needs timm: pip install firstpage\[timm\]$"
     ):
         create("timm:vit_tiny")
 
@@ -422,7 +422,7 @@ def test_with_a_timm_that_cannot_be_imported(monkeypatch):
 
     monkeypatch.setattr(through_timm, "import_module", broken)
     with pytest.raises(
-        ImportError, match=r"needs timm \(operator torchvision::nms does not exist\): pip"
+        ValueError, match=r"needs timm \(operator torchvision::nms does not exist\): pip"
     ) as error:
         create("timm:vit_tiny")
     assert message(error)

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from striped import STRANGE, draw, recipe
 
 from firstpage.data import read
 from firstpage.training import fit
+from support.striped import STRANGE, draw, recipe
 
 
 @pytest.fixture(autouse=True, scope="session")

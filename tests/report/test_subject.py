@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from striped import recipe
 
 from firstpage.data import Catalog, PixelStore, VerificationPairs, read
 from firstpage.models import Embedder
+from firstpage.recipes import Recipe
 from firstpage.report import Subject, measure, page
 from firstpage.report.facts import differences, facts
-from firstpage.training import Recipe, Record, fit
-from firstpage.training.run import fingerprint
+from firstpage.runs import Record
+from firstpage.runs.folder import fingerprint
+from firstpage.training import fit
+from support.striped import recipe
 
 
 def opened(folder, runs, **settings):
@@ -77,7 +79,7 @@ def test_without_a_test_split_fair_judges_by_the_classes_held_out(runs, stripes)
         opened(runs / "one", runs, data=part)
 
 
-def test_data_without_splits_is_searched_whole_unless_it_was_learnt_from(runs, stripes, tmp_path):
+def test_data_without_splits_is_searched_whole_unless_it_was_learned_from(runs, stripes, tmp_path):
     other = stripes / "test"
     every = np.arange(len(read(other)))
     assert not read(other).splits
@@ -96,15 +98,15 @@ def test_data_without_splits_is_searched_whole_unless_it_was_learnt_from(runs, s
         assert len(np.unique(opened(run, runs, data=other).labels)) < 3  # a fifth of the classes
 
 
-def test_classes_learnt_from_are_not_tested_when_the_data_grows(stripes, tmp_path):
+def test_classes_learned_from_are_not_tested_when_the_data_grows(stripes, tmp_path):
     grown = tmp_path / "grown"
     for place in (stripes / "train", stripes / "test"):
         shutil.copytree(place, grown, dirs_exist_ok=True)
     given = read(grown)
     result = fit(recipe("schedule.epochs=1"), given, tmp_path / "run", cache=tmp_path, progress=False)
-    learnt = json.loads((result.folder / "run.json").read_text())["data"]["learnt"]
+    learned = json.loads((result.folder / "run.json").read_text())["data"]["learned"]
     before = {given.classes[label] for label in opened(result.folder, tmp_path / "x").labels.tolist()}
-    assert before == {*given.classes} - {*learnt}
+    assert before == {*given.classes} - {*learned}
     for number in range(6):
         shutil.copytree(next(path for path in grown.iterdir() if path.is_dir()), grown / f"new {number}")
     subject = opened(result.folder, tmp_path / "x", data=read(grown))

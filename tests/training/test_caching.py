@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-import steps
 from firstpage.data.augment import Augment
 from firstpage.models.backbones import freeze_batch_norm
 from firstpage.models.embedder import Embedder
-from firstpage.training.caching import backward
-from firstpage.training.draws import draws
+from firstpage.training.gradient_caching import backward
+from firstpage.training.seeding import draws
+from support import steps
 
 
 def cached(name, rows, chunk):

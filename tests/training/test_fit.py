@@ -13,11 +13,13 @@ from PIL import Image
 
 from firstpage import cli, recipes, training
 from firstpage.data import Catalog, Stream
+from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
-from firstpage.training import Recipe, clock, loop
+from firstpage.recipes import Recipe
+from firstpage.training import clock, loop
 from firstpage.training.folds import summary
+from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
-from firstpage.training.splits import Search, assign
 
 fit, fit_folds = partial(training.fit, device="cpu"), partial(training.fit_folds, device="cpu")
 
@@ -41,10 +43,8 @@ def stripes(tmp_path_factory):
         angle, width = label * np.pi / 24, 0.5 + 0.25 * (label % 3)
         for number in range(8):
             wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
-            colours = random.integers(0, 256, (2, 3))
-            picture = np.where(wave[..., None] > 0, colours[0], colours[1]) + random.normal(
-                0, 20, (36, 36, 3)
-            )
+            colors = random.integers(0, 256, (2, 3))
+            picture = np.where(wave[..., None] > 0, colors[0], colors[1]) + random.normal(0, 20, (36, 36, 3))
             paths.append(f"{label:02d}-{number}.png")
             labels.append(label)
             Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(root / paths[-1])
@@ -53,16 +53,16 @@ def stripes(tmp_path_factory):
     return Catalog("stripes", root, paths, labels, [str(c) for c in range(24)], splits)
 
 
-LONG = ("schedule.epochs=40", "train.evaluate_every=10", "model.standardise=false")
+LONG = ("schedule.epochs=40", "train.evaluate_every=10", "model.standardize=false")
 
 
 def recipe(*changes):
     table = {
-        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardise": True},
+        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardize": True},
         "loss": {"name": "batch-all"},
         "batch": {"size": 32, "images_per_class": 4},
         "augment": {"crop": "random", "flip": 0.0},
-        "optimiser": {"lr": 3e-3, "head": 1.0},
+        "optimizer": {"lr": 3e-3, "head": 1.0},
         "schedule": {"epochs": 2, "kind": "cosine"},
     }
     return Recipe.of(table).changed(changes)
@@ -111,11 +111,11 @@ def test_what_ran_runs_again_to_the_same_numbers(run, stripes, tmp_path):
     "changes",
     [
         ["model.head=multilevel", "loss.name=rll"],
-        ["train.ema=0.9", "optimiser.clip=1.0", "optimiser.name=sgd"],
+        ["train.ema=0.9", "optimizer.clip=1.0", "optimizer.name=sgd"],
         ["loss.name=proxy-nca", "schedule.head_epochs=1"],
         ["loss.name=margin", "loss.classes=true", "loss.images=true", "model.freeze_batch_norm=true"],
         ["batch.oversample=true", "batch.images_per_class=10", "loss.name=epshn"],
-        ["train.precision=bf16", "schedule.kind=step", "schedule.warmup=1", "optimiser.name=adam"],
+        ["train.precision=bf16", "schedule.kind=step", "schedule.warmup=1", "optimizer.name=adam"],
     ],
 )
 def test_every_kind_of_run_ends_with_figures(run, stripes, changes):
@@ -141,7 +141,7 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
 
 
 def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monkeypatch):
-    models, make = [], loop.make_optimiser
+    models, make = [], loop.make_optimizer
 
     def recording(settings, model, criteria):
         made, rates = make(settings, model, criteria)
@@ -149,7 +149,7 @@ def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monk
         made.register_step_post_hook(lambda *_: models.append(copy.deepcopy(model.state_dict())))
         return made, rates
 
-    monkeypatch.setattr(loop, "make_optimiser", recording)
+    monkeypatch.setattr(loop, "make_optimizer", recording)
     fit(recipe("train.ema=0.75"), stripes, tmp_path / "run", cache=run[0] / "cache", progress=False)
     last = Embedder.load(tmp_path / "run" / "last").state_dict()
     assert len(models) > 4
@@ -169,7 +169,7 @@ def test_the_best_model_is_in_its_folder_whatever_a_killed_run_left_there(
             scribbled.append((tmp_path / "run" / "best" / "model.safetensors").write_bytes(b"another"))
 
     monkeypatch.setattr(loop.Display, "evaluated", evaluated)
-    changes = recipe("optimiser.lr=1e-12")
+    changes = recipe("optimizer.lr=1e-12")
     result = fit(changes, stripes, tmp_path / "run", cache=run[0] / "cache", progress=False)
     assert scribbled
     best = Embedder.load(tmp_path / "run").state_dict()
@@ -177,7 +177,7 @@ def test_the_best_model_is_in_its_folder_whatever_a_killed_run_left_there(
 
 
 def test_evaluations_are_not_time_spent_in_steps(run, stripes, monkeypatch):
-    now, measure = [0.0], Search.measure
+    now, measure = [0.0], Ranks.evaluate
 
     def slow(*arguments):
         now[0] += 1000
@@ -188,7 +188,7 @@ def test_evaluations_are_not_time_spent_in_steps(run, stripes, monkeypatch):
         return now[0]
 
     monkeypatch.setattr(clock.time, "perf_counter", tick)
-    monkeypatch.setattr(Search, "measure", slow)
+    monkeypatch.setattr(Ranks, "evaluate", slow)
     result = fit(recipe("train.checkpoint_every=0"), stripes, None, cache=run[0] / "cache", progress=False)
     assert 0 < result.seconds < 1000
 
@@ -235,20 +235,20 @@ def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):
 
 
 def test_early_stopping(run, stripes):
-    changes = ["schedule.epochs=6", "train.patience=1", "optimiser.lr=1e-12"]
+    changes = ["schedule.epochs=6", "train.patience=1", "optimizer.lr=1e-12"]
     result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
     assert len(result.history) < 7
 
 
 def test_the_fair_protocol_selects_without_the_test_classes(run, stripes, monkeypatch):
     asked = []
-    original = Search.measure
+    original = Ranks.evaluate
 
-    def measure(self, model, pixels, labels, *more):
-        asked.append(set(labels[self.queries]))
-        return original(self, model, pixels, labels, *more)
+    def evaluate(self, model, pixels, labels, test, *more):
+        asked.append(set(labels[test.queries]))
+        return original(self, model, pixels, labels, test, *more)
 
-    monkeypatch.setattr(Search, "measure", measure)
+    monkeypatch.setattr(Ranks, "evaluate", evaluate)
     result = fit(
         recipe("train.protocol=fair", "train.folds=4"), stripes, None, cache=run[0] / "cache", progress=False
     )
@@ -279,12 +279,12 @@ def test_a_val_split_is_what_models_are_selected_by(run, stripes):
         "test": np.flatnonzero(labels % 3 == 2),
     }
     catalog = replace(stripes, splits=splits)
-    roles = assign(catalog, labels != 1, recipe("train.protocol=fair").train)
+    roles = split_catalog(catalog, labels != 1, recipe("train.protocol=fair").train)
     assert set(labels[roles.train]) == {c for c in range(24) if c % 3 == 0}
-    assert set(labels[roles.select.queries]) == {c for c in range(2, 24) if c % 3 == 1}
+    assert set(labels[roles.validation.queries]) == {c for c in range(2, 24) if c % 3 == 1}
     assert set(labels[roles.test.queries]) == {c for c in range(24) if c % 3 == 2}
-    assert roles.text(catalog) == (
-        "stripes: 64 images of 8 classes to learn from, 56 of 7 to select by, 64 of 8 to test"
+    assert roles.summary(catalog) == (
+        "stripes: training on 64 images of 8 classes, selecting on 56 of 7, testing on 64 of 8"
     )
     with pytest.raises(ValueError, match="the data has a val split to select by"):
         fit_folds(recipe("train.protocol=fair"), catalog)
@@ -320,7 +320,7 @@ def test_images_that_cannot_be_read_are_told(stripes, tmp_path, capsys):
     told = "1 of 192 images cannot be read, such as 00-1.png: firstpage data check tells why"
     shown = " ".join(capsys.readouterr().err.split())
     assert told in shown
-    assert "stripes: 127 images of 16 classes to learn from, 64 of 8 to test" in shown
+    assert "stripes: training on 127 images of 16 classes, testing on 64 of 8" in shown
     assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["warnings"] == [told]
     (tmp_path / "run" / "log.jsonl").unlink()
     again = fit(recipe("schedule.epochs=1"), catalog, tmp_path / "run", cache=tmp_path / "cache")
@@ -366,9 +366,9 @@ def test_folds_hold_out_every_training_class_once(stripes):
     held = []
     for fold in range(4):
         settings = recipe("train.protocol=fair", "train.folds=4", f"train.fold={fold}").train
-        roles = assign(stripes, np.ones(len(stripes), bool), settings)
-        assert not set(stripes.labels[roles.train]) & set(stripes.labels[roles.select.queries])
-        held += sorted(set(stripes.labels[roles.select.queries]))
+        roles = split_catalog(stripes, np.ones(len(stripes), bool), settings)
+        assert not set(stripes.labels[roles.train]) & set(stripes.labels[roles.validation.queries])
+        held += sorted(set(stripes.labels[roles.validation.queries]))
     assert sorted(held) == sorted(set(stripes.labels[stripes.splits["train"]]))
 
 

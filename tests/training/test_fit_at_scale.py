@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from firstpage.data import Catalog
-from firstpage.training import Recipe, fit, loop, ranks
+from firstpage.recipes import Recipe
+from firstpage.training import fit, loop, ranks
 from firstpage.training.reproduce import reproduce
 
 IMAGES = 90
@@ -50,7 +51,7 @@ def trained(folder, *changes):
             "model": {"backbone": "small", "dim": 8, "stored": 36, "crop": 32, "freeze_batch_norm": True},
             "loss": {"name": "margin", "classes": True},
             "batch": {"size": 20, "images_per_class": 3},
-            "optimiser": {"name": "sgd", "lr": 0.05, "clip": 1.0},
+            "optimizer": {"name": "sgd", "lr": 0.05, "clip": 1.0},
             "schedule": {"epochs": 3},
             "train": {"evaluate_every": 3, "ema": 0.5},
         }
@@ -163,7 +164,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(plain, tmp_path):
 
 
 def test_of_many_ranks_the_first_tells_of_a_nan_and_keeps_it(tmp_path):
-    assert job(2, tmp_path, "optimiser.lr=1e30", "optimiser.clip=0.0") == [3, 3]
+    assert job(2, tmp_path, "optimizer.lr=1e30", "optimizer.clip=0.0") == [3, 3]
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert said[0].startswith("after step 1: NaN or infinity on images ")
     assert said[1].startswith("another rank is gone: its own error says why")

@@ -14,11 +14,12 @@ from torch import nn
 from firstpage import losses
 from firstpage.data import Catalog
 from firstpage.pairs import Pairs, unit
-from firstpage.training import Recipe, fit, guard, health, loop
-from firstpage.training.checkpoint import Checkpoints
-from firstpage.training.draws import draws
-from firstpage.training.replay import compiled
+from firstpage.recipes import Recipe
+from firstpage.runs.checkpoint import Checkpoints
+from firstpage.training import fit, guard, health, loop
+from firstpage.training.compiling import compiled
 from firstpage.training.reproduce import reproduce
+from firstpage.training.seeding import draws
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -165,7 +166,7 @@ def train(folder, *changes, device="cpu", loss=MARGIN):
         "loss": loss,
         "batch": {"size": 12, "images_per_class": 4},
         "augment": {"crop": "random"},
-        "optimiser": {"lr": 1e-3},
+        "optimizer": {"lr": 1e-3},
         "schedule": {"epochs": 5, "kind": "constant"},
         "train": {"evaluate_every": 5},
     }
@@ -189,7 +190,7 @@ def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch)
 
 def look_later(monkeypatch, later=True):
     """The host looks at what the device has to tell some steps later, as with a GPU."""
-    make = loop.make_optimiser
+    make = loop.make_optimizer
 
     def fused(*arguments):
         made, rates = make(*arguments)
@@ -197,7 +198,7 @@ def look_later(monkeypatch, later=True):
             group.update(fused=True, foreach=False)
         return made, rates
 
-    monkeypatch.setattr(loop, "make_optimiser", fused)
+    monkeypatch.setattr(loop, "make_optimizer", fused)
     monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=not later))
 
 
@@ -219,7 +220,7 @@ def test_weights_that_blow_up_stop_the_run(tmp_path):
     with pytest.raises(
         guard.NotFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
     ) as caught:
-        train(tmp_path, "optimiser.lr=1e30")
+        train(tmp_path, "optimizer.lr=1e30")
     error = caught.value
     assert "\n" not in str(error)
     assert 1 <= error.step <= 3
@@ -252,12 +253,12 @@ def _poisoned(monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        ["optimiser.name=adamw"],
-        ["optimiser.name=sgd", "memory.size=24", "batch.chunk=5"],  # used since the third step
+        ["optimizer.name=adamw"],
+        ["optimizer.name=sgd", "memory.size=24", "batch.chunk=5"],  # used since the third step
     ],
 )
 def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, changes):
-    """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimiser heeds it."""
+    """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimizer heeds it."""
     losses_seen, original = [], guard.Guard.end
 
     def end(self, loss, gradients):
@@ -283,7 +284,7 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
 def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, later, name):
     """As if begun on a CPU and continued on a GPU, or stopped with a look unread."""
     monkeypatch.setattr(loop, "LOG_EVERY", 2)
-    changes = [f"optimiser.name={name}", "train.checkpoint_every=0"]
+    changes = [f"optimizer.name={name}", "train.checkpoint_every=0"]
     train(tmp_path / "whole", *changes)
     save = Checkpoints.save
 
@@ -323,7 +324,7 @@ def test_a_bad_step_is_found_by_the_next_look(tmp_path, monkeypatch):
     "changes",
     [
         [],
-        ["train.ema=0.8", "memory.size=24", "model.standardise=true"],
+        ["train.ema=0.8", "memory.size=24", "model.standardize=true"],
         ["schedule.head_epochs=2", "model.head=multilevel"],
         ["batch.chunk=5"],
     ],
@@ -332,7 +333,7 @@ def test_a_bad_step_is_found_by_the_next_look(tmp_path, monkeypatch):
 def test_a_recorded_step_is_the_eager_step(tmp_path, monkeypatch, changes):
     monkeypatch.setattr(loop, "LOG_EVERY", 1)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    given = ["train.precision=fp32", "optimiser.name=sgd", "optimiser.lr=0.0001", *changes]
+    given = ["train.precision=fp32", "optimizer.name=sgd", "optimizer.lr=0.0001", *changes]
     for name, how in (("eager", "train.compile=false"), ("recorded", "train.compile=true")):
         train(tmp_path / name, *given, how, device="cuda", loss={"name": "batch-all"})  # it draws no lots
     for eager, recorded in zip(log(tmp_path / "eager"), log(tmp_path / "recorded"), strict=True):
@@ -362,7 +363,7 @@ def test_a_recorded_dropout_draws_anew_each_step_and_again_for_the_same_step():
 
 def test_without_a_folder_the_guard_says_how_to_get_a_snapshot():
     with pytest.raises(guard.NotFiniteError, match="give a run folder to keep what reproduces it"):
-        train(None, "optimiser.lr=1e30")
+        train(None, "optimizer.lr=1e30")
 
 
 def test_verdicts_wait_for_the_look():
@@ -380,7 +381,7 @@ def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
     result = train(tmp_path)
     assert len(result.warnings) == 1
     assert result.warnings[0].startswith("step 5: collapsed: any two images are embedded alike (mean cosine ")
-    assert "try a lower optimiser.lr" in result.text()
+    assert "try a lower optimizer.lr" in result.text()
     assert json.loads((tmp_path / "run.json").read_text())["result"]["warnings"] == result.warnings
     lines = log(tmp_path)
     assert [(line["step"], line["warning"]) for line in lines if "warning" in line] == [

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-import batches
-import oracles
-import steps
 from firstpage import losses
 from firstpage.pairs import Pairs, unit
 from firstpage.training.memory import Memory, check_memory
+from support import batches, oracles, steps
 
 SIZE = 9
 
@@ -88,7 +86,7 @@ def test_every_loss_reads_it(name):
     value.backward()
     assert value.isfinite()
     assert embeddings.grad.isfinite().all()
-    for slot, label in enumerate(memory.labels.tolist()):  # the centre of its class: better than any image
+    for slot, label in enumerate(memory.labels.tolist()):  # the center of its class: better than any image
         same = labels == label
         memory.embeddings[slot] = unit(embeddings[same].detach()).mean(dim=0) if same.any() else slot
     other = loss(embeddings, labels, **memory.candidates(embeddings, labels, ids))

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-import steps
 from firstpage.data.sampler import GroupSampler
 from firstpage.models.backbones import freeze_batch_norm
 from firstpage.models.embedder import Embedder
-from firstpage.training.caching import backward
+from firstpage.training.gradient_caching import backward
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks, started, sync_batch_norm
+from support import steps
 
 ROWS = (12, 11)  # even, and the shorter last batch of an epoch: 5 + 6, or 3 + 4 + 4
 FEW = (1, 2)  # fewer rows than ranks: a rank has none
@@ -46,8 +46,8 @@ def run(ranks, name):
     """Some steps of a run with everything: memory, chunks, dropout off, clipping, Adam, a shorter batch."""
     network, criteria = steps.made(name)
     memories = nn.ModuleList(Memory(16, steps.DIM) for _ in range(2)).double()
-    learnt = [*network.parameters(), *criteria.parameters()]
-    optimiser = torch.optim.AdamW(learnt, lr=1e-2)
+    learned = [*network.parameters(), *criteria.parameters()]
+    optimizer = torch.optim.AdamW(learned, lr=1e-2)
     values = []
     for number, rows in enumerate((12, 11, 12, 11)):
         images, labels, ids = steps.batch(rows, number)
@@ -63,11 +63,11 @@ def run(ranks, name):
                 memory.push(level, labels, ids)
             return value
 
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         values.append(backward(network, lambda at, mine=mine: network(mine[at]), loss, len(mine), 3))
         ranks.add_gradients(network.parameters(), criteria.parameters())
         nn.utils.clip_grad_norm_(network.parameters(), 0.5)
-        optimiser.step()
+        optimizer.step()
     return torch.stack(values), dict(network.state_dict()), dict(memories.state_dict())
 
 
@@ -248,13 +248,13 @@ def test_ranks_do_not_outlive_torchrun(tmp_path):
         process.communicate(timeout=30)  # the ranks have it open too, until they end
 
 
-def test_synchronised_batch_norm_needs_gpus():
+def test_synchronized_batch_norm_needs_gpus():
     with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch has it on GPUs only"):
         sync_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has synchronised batch norm on GPUs only")
-def test_frozen_batch_norms_are_not_synchronised():
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has synchronized batch norm on GPUs only")
+def test_frozen_batch_norms_are_not_synchronized():
     frozen, learning = nn.Sequential(nn.BatchNorm2d(4)), nn.Sequential(nn.BatchNorm2d(4))
     freeze_batch_norm(frozen)
     model = nn.ModuleList([frozen, learning]).cuda()

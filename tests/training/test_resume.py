@@ -15,10 +15,11 @@ import torch
 from firstpage import cli, durable, training
 from firstpage.data import Catalog
 from firstpage.models import Embedder
-from firstpage.training import Recipe, fit, loop
-from firstpage.training.checkpoint import Checkpoints, Stopped, read_state, write_state
+from firstpage.recipes import Recipe
+from firstpage.runs.checkpoint import Checkpoints, Stopped, read_state, write_state
+from firstpage.runs.folder import Run
+from firstpage.training import fit, loop
 from firstpage.training.health import Watch
-from firstpage.training.run import Run
 
 
 class Noise:
@@ -56,17 +57,17 @@ RECIPES = {  # each has another kind of state to lose
         "train.ema=0.8",
         "schedule.head_epochs=1",
     ],
-    "proxies": ["loss.name=proxy-nca", "optimiser.name=sgd", "optimiser.clip=0.5", "batch.chunk=8"],
-    "patience": ["optimiser.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
+    "proxies": ["loss.name=proxy-nca", "optimizer.name=sgd", "optimizer.clip=0.5", "batch.chunk=8"],
+    "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
 }
 
 
 def recipe(*changes):
     table = {
-        "model": {"backbone": "small", "dim": 8, "stored": 36, "crop": 32, "standardise": True},
+        "model": {"backbone": "small", "dim": 8, "stored": 36, "crop": 32, "standardize": True},
         "batch": {"size": 16, "images_per_class": 4},
         "augment": {"crop": "random"},
-        "optimiser": {"lr": 3e-3},
+        "optimizer": {"lr": 3e-3},
         "schedule": {"epochs": 4, "kind": "cosine"},
         "train": {"evaluate_every": 2, "checkpoint_every": 0.0},
     }
@@ -273,7 +274,7 @@ def test_the_evaluations_of_a_run_fall_where_they_should(unbroken):
 
 
 def test_two_processes_do_not_share_a_folder(unbroken, tmp_path, monkeypatch):
-    monkeypatch.setattr("firstpage.training.run.PATIENCE", 0.2)
+    monkeypatch.setattr("firstpage.runs.folder.PATIENCE", 0.2)
     chosen, catalog = recipe(*RECIPES["margin"]), Noise().catalog()
     with Run(tmp_path) as other:
         other.claim(chosen, catalog)

@@ -1,7 +1,7 @@
 """Data: from folders of images to batches.
 
 `read` makes a `Catalog` of any layout, `PixelStore` decodes it once, `GroupSampler` plans batches of a few
-images from each of many classes, and `Augment` crops and colours them on the device.
+images from each of many classes, and `Augment` crops and colors them on the device.
 
 >>> from firstpage import data
 >>> data.kinds()[:3]

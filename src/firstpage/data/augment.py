@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch on its device: crop, flip, colour jitter, normalisation."""
+"""Augmentation of a whole batch on its device: crop, flip, color jitter, normalization."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from firstpage.errors import UserError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-_TRIES = 10  # boxes drawn for a resized crop before it falls back to the centre, as torchvision does
+_TRIES = 10  # boxes drawn for a resized crop before it falls back to the center, as torchvision does
 _AHEAD = 16  # steps that are planned at a time
-_GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's
+_GRAY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's
 
 
 @dataclass(frozen=True)
 class Augment:
     """From stored pixels to a network's input, a batch at a time, on the device that holds it.
 
-    Every sample gets its own crop, flip and colours. They are drawn on the CPU from `(seed, step)` and the
+    Every sample gets its own crop, flip and colors. They are drawn on the CPU from `(seed, step)` and the
     sample's place in the batch, so CPU and GPU agree, a step can be repeated exactly, and no random state
     has to be saved. Those of a few steps travel to the device in one small asynchronous copy: nothing waits.
 
@@ -38,7 +40,7 @@ class Augment:
       shrunk by at most 1.2, where antialias changes nothing to speak of. Shrinking by more than 2 would
       alias: build the store smaller instead.
 
-    Colour jitter is `(brightness, contrast, saturation, hue)`: each of the first three is a factor in
+    Color jitter is `(brightness, contrast, saturation, hue)`: each of the first three is a factor in
     `1 ± value`, hue a shift of at most `value` (of a full turn, up to 0.5), applied in this order.
 
     Args:
@@ -47,7 +49,7 @@ class Augment:
         scale: Least and greatest part of the area, for `"resized"`.
         ratio: Least and greatest width / height, for `"resized"`.
         flip: Probability of a horizontal flip.
-        jitter: Strengths of the colour jitter.
+        jitter: Strengths of the color jitter.
         mean: Of each channel, for pixels in 0..1.
         std: Of each channel, for pixels in 0..1.
         fused: Let `torch.compile` make one kernel of the device's part: a GPU then writes each pixel once.
@@ -114,7 +116,7 @@ class Augment:
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> Self:
-        """The centre crop, normalised.
+        """The center crop, normalized.
 
         Example:
             >>> Augment.test(size=224).crop
@@ -138,12 +140,12 @@ class Augment:
             float32 `[B, 3, size, size]` in channels-last memory format, on the device of `pixels`.
         """
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
-            raise ValueError(
+            raise UserError(
                 f"Augment(pixels {pixels.dtype} {list(pixels.shape)}): must be torch.uint8 [B, H, W, 3]"
             )
         _, height, width, _ = pixels.shape
         if self.crop != "resized" and min(height, width) < self.size:
-            raise ValueError(
+            raise UserError(
                 f"Augment(size={self.size}): the images are {width} × {height}; "
                 "use a smaller size, a larger store or crop='resized'"
             )
@@ -153,12 +155,12 @@ class Augment:
         )
 
     def _plan(self, pixels: Tensor, seed: int | None, step: int | None, first: int) -> dict[str, Tensor]:
-        """What is to happen to each sample, on the device: box, flip, jitter, and the normalisation."""
+        """What is to happen to each sample, on the device: box, flip, jitter, and the normalization."""
         batch, height, width, _ = pixels.shape
         if self.crop == "center" and not self.flip and not any(self.jitter):
             seed, step = 0, 0  # what is drawn is not used
         if seed is None or step is None:
-            raise ValueError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
+            raise UserError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
         # In powers of two, so that the chunks of a large batch share a few plans.
         upto = 1 << (first + batch - 1).bit_length() if first + batch else 0
         block = _planned(self, seed, step // _AHEAD, upto, height, width, pixels.device)
@@ -209,7 +211,7 @@ def _planned(
 
 def _require(holds: bool, name: str, value: object, remedy: str) -> None:
     if not holds:
-        raise ValueError(f"Augment({name}={value!r}): {remedy}")
+        raise UserError(f"Augment({name}={value!r}): {remedy}")
 
 
 def _render(
@@ -295,7 +297,7 @@ def _resize(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
     _, height, width, _ = pixels.shape
     top, left, tall, wide = plan["box"][:, :, None].unbind(dim=1)  # each [B, 1]
     row = torch.arange(size, device=pixels.device)
-    y = top + (((row + 0.5) * tall / size - 0.5).clamp(min=0)).minimum(tall - 1)  # [B, size], pixel centres
+    y = top + (((row + 0.5) * tall / size - 0.5).clamp(min=0)).minimum(tall - 1)  # [B, size], pixel centers
     x = left + (((_columns(plan, size) + 0.5) * wide / size - 0.5).clamp(min=0)).minimum(wide - 1)
     y, x = (2 * y + 1) / height - 1, (2 * x + 1) / width - 1  # grid_sample's -1..1 between the outer edges
     grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=3)
@@ -310,15 +312,15 @@ def _jitter(images: Tensor, factors: Tensor, strength: tuple[float, float, float
     if strength[0]:
         images = (images * brightness).clamp(0, 1)
     if strength[1]:
-        images = torch.lerp(_grey(images).mean(dim=(2, 3), keepdim=True), images, contrast).clamp(0, 1)
+        images = torch.lerp(_gray(images).mean(dim=(2, 3), keepdim=True), images, contrast).clamp(0, 1)
     if strength[2]:
-        images = torch.lerp(_grey(images), images, saturation).clamp(0, 1)
+        images = torch.lerp(_gray(images), images, saturation).clamp(0, 1)
     return _shift_hue(images, hue) if strength[3] else images
 
 
-def _grey(images: Tensor) -> Tensor:
+def _gray(images: Tensor) -> Tensor:
     red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
-    return _GREY[0] * red + _GREY[1] * green + _GREY[2] * blue
+    return _GRAY[0] * red + _GRAY[1] * green + _GRAY[2] * blue
 
 
 def _shift_hue(images: Tensor, turn: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from firstpage.errors import UserError
+
 
 @dataclass(frozen=True, eq=False)
 class VerificationPairs:
@@ -37,7 +39,7 @@ class VerificationPairs:
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Labelled images and their splits: what every reader makes and everything after it reads.
+    """Labeled images and their splits: what every reader makes and everything after it reads.
 
     Nothing is opened here: a catalog of a million images is a list of paths and a few arrays.
 
@@ -57,7 +59,7 @@ class Catalog:
         warnings: What the reader noticed: missing files, counts that differ from the published ones.
 
     Raises:
-        ValueError: An array does not fit the others.
+        UserError: An array does not fit the others.
 
     Example:
         >>> catalog = Catalog(
@@ -90,18 +92,18 @@ class Catalog:
         }
         for name, (array, shape) in shapes.items():
             if array is not None and array.shape != shape:
-                raise ValueError(
+                raise UserError(
                     f"Catalog({name}): shape {array.shape} does not fit {rows} paths; give {shape}"
                 )
         codes = {"labels": (self.labels, self.classes), "groups": (self.groups, self.group_names)}
         for name, (array, names) in codes.items():
             if array is not None and rows and not 0 <= array.min() <= array.max() < len(names):
-                raise ValueError(
+                raise UserError(
                     f"Catalog({name}): {array.min()}..{array.max()} must lie in 0..{len(names) - 1}"
                 )
         for name, split in self.splits.items():
             if split.size and (split[0] < 0 or split[-1] >= rows or (np.diff(split) <= 0).any()):
-                raise ValueError(f"Catalog(splits): rows of {name!r} must ascend and lie in 0..{rows - 1}")
+                raise UserError(f"Catalog(splits): rows of {name!r} must ascend and lie in 0..{rows - 1}")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -162,7 +164,7 @@ class Catalog:
             name: One of `splits`.
 
         Raises:
-            ValueError: There is no such split.
+            UserError: There is no such split.
 
         Example:
             >>> splits = {"train": np.array([0]), "test": np.array([1])}
@@ -173,7 +175,7 @@ class Catalog:
         """
         if name not in self.splits:
             there = f"it has {', '.join(self.splits)}" if self.splits else "make one with split_classes()"
-            raise ValueError(f"split({name!r}): catalog {self.name!r} has no such split; {there}")
+            raise UserError(f"split({name!r}): catalog {self.name!r} has no such split; {there}")
         return self.take(self.splits[name])
 
     @overload
@@ -200,7 +202,7 @@ class Catalog:
             This catalog with new splits "train" and "test", or a list of them, one a fold.
 
         Raises:
-            ValueError: A side would be without classes, or both `test` and `folds` are given.
+            UserError: A side would be without classes, or both `test` and `folds` are given.
 
         Example:
             >>> catalog = Catalog("x", Path(), list("abcd"), np.arange(4), list("abcd"), {})
@@ -216,20 +218,20 @@ class Catalog:
             classes = np.random.default_rng(seed).permutation(classes)
         if folds is not None:
             if test is not None:
-                raise ValueError(f"split_classes(test={test}, folds={folds}): give one of them, not both")
+                raise UserError(f"split_classes(test={test}, folds={folds}): give one of them, not both")
             if not 2 <= folds <= classes.size:
-                raise ValueError(
+                raise UserError(
                     f"split_classes(folds={folds}): must lie in 2..{classes.size}, the classes there are"
                 )
             return [self._tested_on(part) for part in np.array_split(classes, folds)]
         if classes.size < 2:
-            raise ValueError(
+            raise UserError(
                 f"split_classes(): {self.name!r} has {classes.size} class: it takes two, one to either side"
             )
         share = 0.5 if test is None else test
         count = round(share * classes.size) if isinstance(share, float) and share < 1 else share
         if not (isinstance(count, int) and 0 < count < classes.size):
-            raise ValueError(
+            raise UserError(
                 f"split_classes(test={share}): must be a share in (0, 1) or a whole number of classes, and "
                 f"leave some of the {classes.size} classes to either side"
             )

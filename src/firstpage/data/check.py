@@ -12,7 +12,7 @@ from PIL import Image
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import FORMATS, Unreadable, decode_file, fingerprint, open_regular
-from firstpage.data.likeness import alike, sketch
+from firstpage.data.near_duplicates import alike, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.data.readers.survey import unread
 from firstpage.data.report import Report, Same
@@ -181,8 +181,8 @@ def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[lis
 
 def _refusal(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
     """What training says to a dataset; nothing if it is all for testing, or nothing of it can be read."""
-    from firstpage.training.settings import TrainSettings
-    from firstpage.training.splits import assign
+    from firstpage.data.splits import split_catalog
+    from firstpage.recipes.settings import TrainSettings
 
     names = catalog.splits.keys()
     if not readable.any() or (names and names <= {"test", "query", "gallery"}):
@@ -190,8 +190,8 @@ def _refusal(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
     # Without a test half it is the protocol that has to be another, not the data.
     protocol = "fair" if names and names <= {"train", "val"} else "paper"
     try:
-        roles = assign(catalog, readable, TrainSettings(protocol=protocol))
-        for search in filter(None, (roles.select, roles.test)):
+        roles = split_catalog(catalog, readable, TrainSettings(protocol=protocol))
+        for search in filter(None, (roles.validation, roles.test)):
             search.check(catalog.labels)
     except ValueError as error:
         return str(error)

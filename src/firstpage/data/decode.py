@@ -13,6 +13,8 @@ import warnings
 
 from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 
+from firstpage.errors import UserError
+
 # Photographs of 108 megapixels are real; a worker then takes half a gigabyte for one image, never more.
 MAX_PIXELS = 2**27
 
@@ -44,7 +46,7 @@ Box = tuple[float, float, float, float]
 StrPath = str | os.PathLike[str]
 
 
-class Unreadable(ValueError):  # noqa: N818 - the word is the verdict
+class Unreadable(UserError):  # noqa: N818 - the word is the verdict
     """An image that cannot be had, and why.
 
     Args:
@@ -79,9 +81,9 @@ def decode(
 ) -> Image.Image:
     """Decode one image file to upright RGB.
 
-    EXIF orientation is applied; CMYK (also Adobe's inverted kind), greyscale, palette, 1-bit and 16-bit
+    EXIF orientation is applied; CMYK (also Adobe's inverted kind), grayscale, palette, 1-bit and 16-bit
     images are converted; transparency is laid over white. The first frame of an animation is taken. A cut
-    file is unreadable, not half grey.
+    file is unreadable, not half gray.
 
     Args:
         path: the image file.
@@ -204,7 +206,7 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
 
 def _refuse_claim(size: tuple[int, int], max_pixels: int) -> None:
     if size[0] * size[1] > max_pixels:
-        raise ValueError(f"header claims {size[0]} × {size[1]} pixels, more than max_pixels={max_pixels}")
+        raise UserError(f"header claims {size[0]} × {size[1]} pixels, more than max_pixels={max_pixels}")
 
 
 def _webp_claim(head: bytes) -> tuple[int, int]:
@@ -222,7 +224,7 @@ def _webp_claim(head: bytes) -> tuple[int, int]:
 def _clip(box: Box, width: int, height: int) -> Box:
     x0, y0, x1, y1 = max(box[0], 0.0), max(box[1], 0.0), min(box[2], width), min(box[3], height)
     if not (x0 < x1 and y0 < y1):
-        raise ValueError(
+        raise UserError(
             f"box {tuple(round(float(side), 1) for side in box)} holds no pixel of {width} × {height}"
         )
     return x0, y0, x1, y1
@@ -237,13 +239,13 @@ def _orientation(image: Image.Image) -> int:
 
 def _rgb(image: Image.Image, format: str | None) -> Image.Image:
     if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range")
+        raise UserError("floating-point pixels have no known range")
     if image.mode.startswith("I"):
         import numpy as np  # here: few images need it, and without it a worker starts twice as fast
 
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError("32-bit pixels outside 0…65535 have no known range")
+            raise UserError("32-bit pixels outside 0…65535 have no known range")
         image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     elif image.mode == "CMYK" and format in ("JPEG", "MPO") and "adobe" not in image.info:
         image = ImageChops.invert(image)  # Pillow takes every CMYK JPEG for Adobe's, which stores it inverted

@@ -17,6 +17,8 @@ from pathlib import Path, PurePosixPath
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from firstpage.errors import UserError
+
 _ATTEMPTS = 5  # in a row without a single new byte, before a download is given up
 _PAUSE = 1.0  # seconds before another attempt
 _TIMEOUT = 60.0
@@ -123,7 +125,7 @@ def get(name: str, path: str | Path, *, progress: bool = True) -> str:
         What was done, or what to do.
 
     Raises:
-        ValueError: The name is unknown, or a checksum is wrong (the file is removed then).
+        UserError: The name is unknown, or a checksum is wrong (the file is removed then).
         OSError: The server cannot be reached or does not have the file.
 
     Example:
@@ -137,7 +139,7 @@ def get(name: str, path: str | Path, *, progress: bool = True) -> str:
 
         return f"glyphs: {len(glyphs(folder)):,} images in {folder}"
     if name not in _SOURCES:
-        raise ValueError(f"get({name!r}): no such dataset; use one of glyphs, {', '.join(_SOURCES)}")
+        raise UserError(f"get({name!r}): no such dataset; use one of glyphs, {', '.join(_SOURCES)}")
     source = _SOURCES[name]
     if not source.files:
         return f"{name}: its publisher gives it out at {source.page}\nPut into {folder}: {source.layout}"
@@ -192,7 +194,7 @@ def _fetch(file: _File, target: Path, progress: bool) -> str:
     _mark(part).unlink(missing_ok=True)
     if file.sha256 not in (None, digest):
         part.unlink()
-        raise ValueError(f"{file.url}: sha256 is {digest}, not {file.sha256}; it was removed, run it again")
+        raise UserError(f"{file.url}: sha256 is {digest}, not {file.sha256}; it was removed, run it again")
     part.replace(target)
     return digest
 
@@ -259,21 +261,21 @@ def _extract(archive: Path, folder: Path, last: str) -> None:
             with zipfile.ZipFile(archive) as opened:
                 for name in opened.namelist():
                     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-                        raise ValueError(f"{name!r} would lie outside of the folder")
+                        raise UserError(f"{name!r} would lie outside of the folder")
                 opened.extractall(scratch)
         elif not hasattr(tarfile, "data_filter"):  # Python 3.11.0 to 3.11.3
-            raise ValueError("extracting it safely needs Python 3.11.4 or newer: run it again with that")
+            raise UserError("extracting it safely needs Python 3.11.4 or newer: run it again with that")
         else:
             with tarfile.open(archive) as opened:
                 opened.extractall(scratch, filter="data")
         entries = sorted(scratch.iterdir(), key=lambda entry: entry.name == last)
         for entry in entries:
             if (folder / entry.name).is_dir():
-                raise ValueError(f"{folder / entry.name} is in the way, move it")
+                raise UserError(f"{folder / entry.name} is in the way, move it")
         for entry in entries:
             entry.replace(folder / entry.name)
     except (ValueError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{archive}: {reason}; nothing was extracted") from None
+        raise UserError(f"{archive}: {reason}; nothing was extracted") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from firstpage.data.decode import Box, Unreadable, decode_file, fingerprint, open_regular
+from firstpage.errors import UserError
 
 if TYPE_CHECKING:  # workers import this module, and start twice as fast without these
     import numpy as np
@@ -28,7 +29,7 @@ class Framing:
     Args:
         size: side of the square, in pixels.
         resize: "squash" stretches both sides to `size`; "shorter" scales the shorter side to `size` and keeps
-            the centre; "pad" scales the longer side to `size` and fills up with white.
+            the center; "pad" scales the longer side to `size` and fills up with white.
         boxes: keep only what is inside each image's box (an image without one is kept whole).
         margin: enlarge the box on each side by this share of its width and height, as far as the image goes.
 
@@ -37,7 +38,7 @@ class Framing:
     >>> Framing(0)
     Traceback (most recent call last):
     ...
-    ValueError: size=0: must be at least 1
+    firstpage.errors.UserError: size=0: must be at least 1
     """
 
     size: int = 256
@@ -47,11 +48,11 @@ class Framing:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"size={self.size}: must be at least 1")
+            raise UserError(f"size={self.size}: must be at least 1")
         if self.resize not in RESIZES:
-            raise ValueError(f"resize={self.resize!r}: choose one of {', '.join(RESIZES)}")
+            raise UserError(f"resize={self.resize!r}: choose one of {', '.join(RESIZES)}")
         if not self.margin >= 0:
-            raise ValueError(f"margin={self.margin}: must be at least 0")
+            raise UserError(f"margin={self.margin}: must be at least 0")
 
     def crops(self, catalog: "Catalog") -> "np.ndarray | None":
         """The boxes to cut out, margins added: [N, 4], NaN where an image has none; None to keep all whole.
@@ -67,7 +68,7 @@ class Framing:
         if not self.boxes:
             return None
         if catalog.boxes is None:
-            raise ValueError(f"boxes=True: the catalog {catalog.name!r} has no boxes; build with boxes=False")
+            raise UserError(f"boxes=True: the catalog {catalog.name!r} has no boxes; build with boxes=False")
         boxes = catalog.boxes.astype("f8")
         border = self.margin * (boxes[:, 2:] - boxes[:, :2])
         boxes[:, :2] -= border

@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
+from firstpage.errors import UserError
 
 # Code points of each script, in hexadecimal. Frozen, so that the classes are the same everywhere. Chosen
 # among the undecomposable letters and digits that at least four of the faces have, dropping each one whose
@@ -79,7 +80,7 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
     """The default dataset: 634 characters of nine scripts, class-disjoint by script, nothing to download.
 
     Each image is one character in one of up to 16 faces (DejaVu Sans, Mono and Serif, STIX; normal, bold,
-    slanted), turned, sheared, scaled, shifted, thickened, blurred, and laid in any colour on a textured
+    slanted), turned, sheared, scaled, shifted, thickened, blurred, and laid in any color on a textured
     background with noise. Train on Latin and Cyrillic, test on Greek, Coptic, Armenian, Hebrew, Arabic, Lao
     and Georgian. Characters are not mirror-symmetric: do not flip them.
 
@@ -95,7 +96,7 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
         A catalog with splits `train` and `test`, and the scripts as groups.
 
     Raises:
-        ValueError: The folder holds something else, or glyphs of other settings.
+        UserError: The folder holds something else, or glyphs of other settings.
 
     Example:
         >>> import tempfile
@@ -107,18 +108,16 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
         {'train': 350, 'test': 284}
     """
     if images < 1:
-        raise ValueError(f"glyphs(images={images}): images must be at least 1")
+        raise UserError(f"glyphs(images={images}): images must be at least 1")
     if seed < 0:
-        raise ValueError(f"glyphs(seed={seed}): seed must not be negative")
+        raise UserError(f"glyphs(seed={seed}): seed must not be negative")
     settings = {"version": _VERSION, "images": images, "seed": seed}
     root = Path(folder) if folder is not None else cache_folder() / f"glyphs-{_VERSION}-{images}-{seed}"
     if not (root / _INDEX).exists():
         _create(root, settings)
     found = json.loads((root / _INDEX).read_text())
     if found != settings:
-        raise ValueError(
-            f"glyphs(folder={str(root)!r}): it holds {found}, not {settings}; use another folder"
-        )
+        raise UserError(f"glyphs(folder={str(root)!r}): it holds {found}, not {settings}; use another folder")
     points = [
         (script, point) for part in (_TRAIN, _TEST) for script in part for point in _parse(part[script])
     ]
@@ -161,7 +160,7 @@ def _parse(ranges: str) -> list[int]:
 def _create(root: Path, settings: dict[str, int]) -> None:
     """Draw everything beside `root`, then rename it into place: a killed run never looks whole."""
     if root.exists() and any(root.iterdir()):
-        raise ValueError(f"glyphs(folder={str(root)!r}): it holds other files; use a new or empty folder")
+        raise UserError(f"glyphs(folder={str(root)!r}): it holds other files; use a new or empty folder")
     root.parent.mkdir(parents=True, exist_ok=True)
     for left in root.parent.glob(f".{root.name}.*.part"):
         if time.time() - left.stat().st_mtime > 3600:
@@ -213,9 +212,9 @@ def _draw(
         size = np.array(clean.size)
         extent = np.abs(turns[number]) @ size
         scale = fill[number] * _CANVAS / extent.max()
-        centre = _CANVAS / 2 + place[number] * (_CANVAS - scale * extent) / 2
+        center = _CANVAS / 2 + place[number] * (_CANVAS - scale * extent) / 2
         back = np.linalg.inv(scale * turns[number])
-        corner = size / 2 - back @ centre
+        corner = size / 2 - back @ center
         affine = (*back[0], corner[0], *back[1], corner[1])
         square = (_CANVAS, _CANVAS)
         posed = clean.transform(square, Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
@@ -236,7 +235,7 @@ def _turns(images: int, random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def _paint(ink: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Lay ink `[images, side, side]` in one colour over a blotched, striped background, with noise."""
+    """Lay ink `[images, side, side]` in one color over a blotched, striped background, with noise."""
     images, side, _ = ink.shape
 
     def some(low: float, high: float, channels: int = 1) -> NDArray[np.float32]:
@@ -246,11 +245,11 @@ def _paint(ink: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.
         return random.standard_normal((images, 3, width, width), np.float32)
 
     dark, light, swapped = some(0, 0.4, 3), some(0.6, 1, 3), some(0, 1) < 0.5
-    colour, ground = np.where(swapped, light, dark), np.where(swapped, dark, light)
+    color, ground = np.where(swapped, light, dark), np.where(swapped, dark, light)
     knots = np.linspace(0, 4, side, dtype=np.float32)
     blend = np.maximum(0, 1 - np.abs(knots[:, None] - np.arange(5, dtype=np.float32)))  # [side, 5], bilinear
     stripes = np.sin(some(-10, 10) * knots[:, None] + some(-10, 10) * knots + some(0, 6.3))
     ground = ground + some(0, 0.12) * (blend @ normal(5) @ blend.T) + some(0, 0.1) * stripes
-    picture = ground + ink[:, None] * (colour - ground) + some(0, 0.1) * normal(side)
+    picture = ground + ink[:, None] * (color - ground) + some(0, 0.1) * normal(side)
     pixels: NDArray[np.uint8] = (255 * picture.clip(0, 1)).round().astype(np.uint8)
     return pixels.transpose(0, 2, 3, 1)

@@ -62,7 +62,7 @@ class Report:
         formats: Readable images of each format.
         sizes: [R, 2] width and height of each readable image, as stored.
         unreadable: Path to reason.
-        flat: Images of one colour, which are compared byte by byte only: any two would look alike.
+        flat: Images of one color, which are compared byte by byte only: any two would look alike.
         exact_duplicates: Groups of files that agree in every byte.
         near_duplicates: Groups that look alike, with files that differ.
         two_labels: Groups with more than one label.
@@ -138,7 +138,7 @@ class Report:
         notes = [
             (_count(len(exact), "group") + " of identical files", exact),
             (_count(len(near), "group") + " of near duplicates", near),
-            (_count(len(self.flat), "image") + " of one flat colour", [shown(path) for path in self.flat]),
+            (_count(len(self.flat), "image") + " of one flat color", [shown(path) for path in self.flat]),
             (_count(len(self.warnings), "warning") + " of the reader", self.warnings),
         ]
         lines = []

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Sampler
 
+from firstpage.errors import UserError
+
 _Ints = NDArray[np.int64]
 
 
@@ -51,7 +53,7 @@ class GroupSampler(Sampler[list[int]]):
         drop_last: Leave out the last, shorter batch.
 
     Raises:
-        ValueError: A batch could not be filled, or would hold one class only and so no negatives (but for
+        UserError: A batch could not be filled, or would hold one class only and so no negatives (but for
             the last, shorter one).
 
     Example:
@@ -162,11 +164,11 @@ class GroupSampler(Sampler[list[int]]):
             >>> state = GroupSampler([0, 0, 1, 1], batch_size=2, images_per_class=1, seed=2).state_dict()
             >>> sampler.load_state_dict(state)
             Traceback (most recent call last):
-            ValueError: GroupSampler: the state has seed=2, this sampler 1; make it with the saved settings
+            firstpage.errors.UserError: GroupSampler: the state has seed=2, this sampler 1; make it ...
         """
         for name, value in self._settings().items():
             if state[name] != value:
-                raise ValueError(
+                raise UserError(
                     f"GroupSampler: the state has {name}={state[name]}, this sampler {value}; "
                     "make it with the saved settings"
                 )
@@ -223,20 +225,20 @@ class GroupSampler(Sampler[list[int]]):
         size, per_class, world = self.batch_size, self.images_per_class, self.world
         largest, available = int(self._group.max()), int(self._group.sum())
         if not 0 <= self.rank < world:
-            raise ValueError(f"GroupSampler(rank={self.rank}, world={world}): rank must be in 0..world-1")
+            raise UserError(f"GroupSampler(rank={self.rank}, world={world}): rank must be in 0..world-1")
         if self.seed < 0:
-            raise ValueError(f"GroupSampler(seed={self.seed}): seed must not be negative")
+            raise UserError(f"GroupSampler(seed={self.seed}): seed must not be negative")
         if per_class < 1:
-            raise ValueError(f"GroupSampler(images_per_class={per_class}): must be at least 1")
+            raise UserError(f"GroupSampler(images_per_class={per_class}): must be at least 1")
         if size < 1 or size % world:
-            raise ValueError(f"GroupSampler(batch_size={size}): must be a positive multiple of world={world}")
+            raise UserError(f"GroupSampler(batch_size={size}): must be a positive multiple of world={world}")
         if largest >= size:
-            raise ValueError(
+            raise UserError(
                 f"GroupSampler(batch_size={size}, images_per_class={per_class}): one class would fill a "
                 f"batch and leave no negatives; use batch_size > {largest} or images_per_class < {size}"
             )
         if available < size:
-            raise ValueError(
+            raise UserError(
                 f"GroupSampler(batch_size={size}, images_per_class={per_class}): the {len(self._group)} "
                 f"classes give only {available} images; use batch_size <= {available // world * world}"
             )
@@ -246,7 +248,7 @@ def _by_class(labels: ArrayLike) -> tuple[_Ints, _Ints, _Ints]:
     """Class code of each row, rows of each class counted, and the rows sorted by class."""
     values = np.asarray(labels)
     if values.ndim != 1 or not len(values):
-        raise ValueError(f"GroupSampler(labels of shape {values.shape}): labels must be [N], N at least 1")
+        raise UserError(f"GroupSampler(labels of shape {values.shape}): labels must be [N], N at least 1")
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     return codes.astype(np.int64), counts.astype(np.int64), np.argsort(codes, kind="stable")
 

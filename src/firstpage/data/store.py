@@ -9,11 +9,12 @@ from typing import Self
 import numpy as np
 import torch
 
-from firstpage.data.building import VERSION, Builder
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import shown
 from firstpage.data.framing import Framing
+from firstpage.data.store_builder import VERSION, Builder
+from firstpage.errors import UserError
 
 Rows = Sequence[int] | np.ndarray | torch.Tensor
 Device = str | torch.device
@@ -50,7 +51,7 @@ class PixelStore:
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(f"{path} is no pixel store; make one with PixelStore.build") from None
         if about["version"] != VERSION:
-            raise ValueError(f"{path} is of version {about['version']}, not {VERSION}; build it again")
+            raise UserError(f"{path} is of version {about['version']}, not {VERSION}; build it again")
         self.framing = Framing(**about["framing"])
         self.pixels: np.ndarray = np.load(self.path / "pixels.npy", mmap_mode="r")
         self.unreadable: dict[int, str] = {int(row): reason for row, reason in about["unreadable"].items()}
@@ -92,7 +93,7 @@ class PixelStore:
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: a setting is wrong, the catalog is empty, or `strict` and an image is unreadable.
+            UserError: a setting is wrong, the catalog is empty, or `strict` and an image is unreadable.
             OSError: the folder cannot be written or the disk is full; nothing half-written stays.
             RuntimeError: a worker died; call again to go on.
 
@@ -106,12 +107,12 @@ class PixelStore:
         (2, [255, 0, 0], {1: 'no such file'})
         """
         if not len(catalog):
-            raise ValueError(f"the catalog {catalog.name!r} has no images")
+            raise UserError(f"the catalog {catalog.name!r} has no images")
         stores = cache_folder() / "pixels" if folder is None else Path(folder)
         store = cls(Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).path())
         if strict and store.unreadable:
             named = [f"{shown(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()]
-            raise ValueError(
+            raise UserError(
                 f"strict=True: {len(named)} of {len(catalog)} images are unreadable: {', '.join(named)}; "
                 "mend them, leave them out, or build with strict=False"
             )
@@ -155,7 +156,7 @@ class PixelStore:
 
         Raises:
             IndexError: a row outside the store, or a mask in place of rows.
-            ValueError: a row whose image is unreadable; it is for the caller to leave it out, by `ok`.
+            UserError: a row whose image is unreadable; it is for the caller to leave it out, by `ok`.
 
         >>> import tempfile
         >>> from PIL import Image
@@ -168,13 +169,13 @@ class PixelStore:
         >>> store.batch([1])
         Traceback (most recent call last):
         ...
-        ValueError: rows [1] are unreadable (1: no such file); leave them out, as store.ok says
+        firstpage.errors.UserError: rows [1] are unreadable (1: no such file); leave them out, as ...
         """
         wanted = row_array(rows, len(self))
         if not self.ok[wanted].all():
             bad = sorted({int(row) for row in wanted[~self.ok[wanted]]})
             why = f"{bad[0]}: {self.unreadable[bad[0]]}"
-            raise ValueError(f"rows {bad} are unreadable ({why}); leave them out, as store.ok says")
+            raise UserError(f"rows {bad} are unreadable ({why}); leave them out, as store.ok says")
         target = self._device if device is None else torch.device(device)
         if self._resident is None:
             return self._from_file(wanted, target)

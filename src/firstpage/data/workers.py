@@ -15,6 +15,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
+from firstpage.errors import UserError
+
 T = TypeVar("T")
 
 # The packages above this module are entered without running their __init__: a worker needs no torch.
@@ -45,7 +47,7 @@ class Workers:
 
     def __init__(self, count: int | None = None) -> None:
         if count is not None and count < 0:
-            raise ValueError(f"workers={count}: must be at least 0 (0: in this process)")
+            raise UserError(f"workers={count}: must be at least 0 (0: in this process)")
         self.count = usable_cores() if count is None else count
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         self._all = [_start() for _ in range(self.count)]

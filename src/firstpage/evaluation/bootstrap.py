@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
+
 __all__ = ["bootstrap"]
 
 _DRAWS = 2**22  # draws that exist at a time
@@ -25,14 +27,14 @@ def bootstrap(
         seed: of the draws; they are the same on every machine and device.
 
     Raises:
-        ValueError: fewer than one sample.
+        UserError: fewer than one sample.
 
     >>> low, high = bootstrap(torch.tensor([0.0, 100.0, 100.0, 100.0]))
     >>> low, high
     (25.0, 100.0)
     """
     if samples < 1:
-        raise ValueError(f"samples={samples}: draw at least one")
+        raise UserError(f"samples={samples}: draw at least one")
     generator = torch.Generator().manual_seed(seed)
     count = len(values)
     values = values.double().cpu()

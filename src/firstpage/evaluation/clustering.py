@@ -10,14 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.evaluation.partitions import agreement
-from firstpage.evaluation.vectors import Numbers, as_labelled, inverse_lengths
+from firstpage.evaluation.vectors import Numbers, as_labeled, inverse_lengths
 from firstpage.pairs import full_precision
 
 __all__ = ["Clustering", "cluster"]
 
 _BLOCK = 2**26  # distances that exist at a time
-_ROUNDS = 128  # in which the first centres are drawn
+_ROUNDS = 128  # in which the first centers are drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Clustering:
     """How well the clusters of the embeddings agree with their classes, in percent.
 
     Attributes:
-        nmi: normalised mutual information, by the geometric mean of the entropies.
+        nmi: normalized mutual information, by the geometric mean of the entropies.
         nmi_arithmetic: the same by their arithmetic mean.
         ami: adjusted mutual information: what a random partition would reach is taken off.
         f1: pairwise F1.
@@ -69,34 +70,34 @@ def cluster(
     """Cluster the directions of the embeddings by k-means and compare the clusters with the classes.
 
     Args:
-        embeddings: [N, D], a tensor or an array. They need not be normalised.
+        embeddings: [N, D], a tensor or an array. They need not be normalized.
         labels: [N] their classes (or super-classes), any integers.
         clusters: how many; as many as there are classes if left out.
-        seed: of the first centres. The same seed gives the same clusters.
-        tries: k-means runs from different centres, of which the tightest counts.
+        seed: of the first centers. The same seed gives the same clusters.
+        tries: k-means runs from different centers, of which the tightest counts.
         iterations: at most; a run ends when no image changes its cluster.
         engine: FAISS for embeddings on the CPU where it is installed, torch everywhere else ("auto"), or one
-            of both by name. They start from different centres, so their figures differ a little.
+            of both by name. They start from different centers, so their figures differ a little.
 
     Raises:
-        ValueError: wrong shapes, NaN or a zero vector, one class only, or a number of clusters, tries or
+        UserError: wrong shapes, NaN or a zero vector, one class only, or a number of clusters, tries or
             iterations that cannot be.
 
     >>> points = torch.cat([torch.eye(3), torch.eye(3) + 0.1])
     >>> cluster(points, torch.tensor([0, 1, 2, 0, 1, 2])).assignment.unique().tolist()
     [0, 1, 2]
     """
-    embeddings, labels = as_labelled("embeddings", embeddings, "labels", labels)
+    embeddings, labels = as_labeled("embeddings", embeddings, "labels", labels)
     classes = len(torch.unique(labels))
     if classes == 1:
-        raise ValueError(f"labels: all {len(labels)} are of one class: there is nothing to tell apart")
+        raise UserError(f"labels: all {len(labels)} are of one class: there is nothing to tell apart")
     clusters = classes if clusters is None else clusters
     if not 1 <= clusters <= len(labels):
-        raise ValueError(f"clusters={clusters}: give 1 to {len(labels)}, the number of embeddings")
+        raise UserError(f"clusters={clusters}: give 1 to {len(labels)}, the number of embeddings")
     if tries < 1 or iterations < 1:
-        raise ValueError(f"tries={tries}, iterations={iterations}: give at least 1 of each")
+        raise UserError(f"tries={tries}, iterations={iterations}: give at least 1 of each")
     if engine not in ("auto", "torch", "faiss"):
-        raise ValueError(f"engine={engine!r}: give 'auto', 'torch' or 'faiss'")
+        raise UserError(f"engine={engine!r}: give 'auto', 'torch' or 'faiss'")
     if engine == "auto":
         engine = "faiss" if embeddings.device.type == "cpu" and find_spec("faiss") else "torch"
     with full_precision(embeddings):
@@ -112,7 +113,7 @@ def _faiss(points: Tensor, clusters: int, seed: int, tries: int, iterations: int
     try:
         faiss = import_module("faiss")
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "engine='faiss': FAISS is not installed: pip install faiss-cpu, or use 'torch'"
         ) from None
     table = points.cpu().numpy()
@@ -133,11 +134,11 @@ def _torch(points: Tensor, clusters: int, seed: int, tries: int, iterations: int
     """[N] clusters of the tightest of several runs."""
     # The draws are made on the CPU: the same on every device.
     generator = torch.Generator().manual_seed(seed)
-    runs = [_lloyd(points, _first_centres(points, clusters, generator), iterations) for _ in range(tries)]
+    runs = [_lloyd(points, _first_centers(points, clusters, generator), iterations) for _ in range(tries)]
     return min(runs, key=lambda run: run[1].item())[0]
 
 
-def _first_centres(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+def _first_centers(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """[clusters, D] images drawn with probability ∝ d², their squared distance to the nearest one so far.
 
     Arthur & Vassilvitskii (2007), one at a time up to 128 clusters; more are drawn several at a time, in 128
@@ -158,30 +159,30 @@ def _first_centres(points: Tensor, clusters: int, generator: torch.Generator) ->
     return points[chosen]
 
 
-def _lloyd(points: Tensor, centres: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+def _lloyd(points: Tensor, centers: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """[N] the cluster of each image when nothing changes any more, and the sum of squared distances."""
     before = None
     for step in range(iterations + 1):
-        assignment, distance = _nearest(points, centres)
+        assignment, distance = _nearest(points, centers)
         if step == iterations or (before is not None and bool((assignment == before).all())):
             break
         before = assignment
         # Added in the order of a stable sort: atomic additions would round differently in every run.
         order = assignment.argsort(stable=True)
-        counts = torch.bincount(assignment, minlength=len(centres))
+        counts = torch.bincount(assignment, minlength=len(centers))
         sums = torch.segment_reduce(points[order], "sum", lengths=counts, axis=0, unsafe=True)
-        centres = sums / counts.clamp(min=1)[:, None]
+        centers = sums / counts.clamp(min=1)[:, None]
         empty = (counts == 0).nonzero().squeeze(1)
         if len(empty):  # an empty cluster begins anew with an image that fits its own worst
-            centres[empty] = points[distance.topk(len(empty)).indices]
+            centers[empty] = points[distance.topk(len(empty)).indices]
     return assignment, distance.double().sum()
 
 
-def _nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] the nearest centre of each point (of equal ones the first), and its squared distance."""
-    bias = centres.square().sum(dim=1)
+def _nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] the nearest center of each point (of equal ones the first), and its squared distance."""
+    bias = centers.square().sum(dim=1)
     best = []
-    for part in torch.split(points, max(1, _BLOCK // len(centres))):
-        best.append(torch.addmm(bias, part, centres.T, alpha=-2).min(dim=1))
+    for part in torch.split(points, max(1, _BLOCK // len(centers))):
+        best.append(torch.addmm(bias, part, centers.T, alpha=-2).min(dim=1))
     distance = torch.cat([found.values for found in best]) + points.square().sum(dim=1)
     return torch.cat([found.indices for found in best]), distance.clamp(min=0)

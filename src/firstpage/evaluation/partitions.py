@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.evaluation.vectors import Numbers, as_tensor
 
 __all__ = ["agreement"]
@@ -23,7 +24,7 @@ def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
     With I the mutual information of both partitions, H their entropies and E the expectation of I over random
     partitions of the same sizes:
 
-    - NMI: I / √(H₁ H₂), normalised by the geometric mean, as in Sampling Matters.
+    - NMI: I / √(H₁ H₂), normalized by the geometric mean, as in Sampling Matters.
     - NMI arithmetic: I / ½(H₁ + H₂).
     - AMI: (I − E) / (½(H₁ + H₂) − E), which is 0 in expectation for a random partition, where NMI rises with
       the number of clusters (Vinh, Epps & Bailey, 2010); E is exact.
@@ -36,14 +37,14 @@ def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
         labels: [N] its class.
 
     Raises:
-        ValueError: shapes that differ, or no image.
+        UserError: shapes that differ, or no image.
 
     >>> agreement(torch.tensor([5, 5, 3, 3]), torch.tensor([0, 0, 1, 1]))
     {'NMI': 100.0, 'NMI arithmetic': 100.0, 'AMI': 100.0, 'F1': 100.0}
     """
     assignment, labels = as_tensor("assignment", assignment), as_tensor("labels", labels)
     if assignment.shape != labels.shape or labels.ndim != 1 or not len(labels):
-        raise ValueError(
+        raise UserError(
             f"assignment: got shape {tuple(assignment.shape)}, labels {tuple(labels.shape)}: "
             "give one integer of each per image"
         )

@@ -11,10 +11,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.evaluation.bootstrap import bootstrap
 from firstpage.evaluation.measures import FPR, RECALL, measure, names
 from firstpage.evaluation.ranking import Ties, ranked
-from firstpage.evaluation.vectors import Numbers, as_labelled
+from firstpage.evaluation.vectors import Numbers, as_labeled
 
 __all__ = ["Retrieval", "evaluate"]
 
@@ -132,7 +133,7 @@ class Retrieval:
         never seen in training, the honest one.
 
         Raises:
-            ValueError: an unknown name, or another word than queries or classes.
+            UserError: an unknown name, or another word than queries or classes.
 
         >>> found = evaluate(torch.eye(8).roll(1, 0) + 0.9 * torch.eye(8), torch.arange(8) // 2, ks=(1,))
         >>> low, high = found.interval("P@1")
@@ -140,7 +141,7 @@ class Retrieval:
         True
         """
         if name not in self.per_query:
-            raise ValueError(f"name={name!r}: not among {', '.join(self.per_query)}")
+            raise UserError(f"name={name!r}: not among {', '.join(self.per_query)}")
         values = self.per_query[name]
         weights = None
         if over == "classes":
@@ -148,7 +149,7 @@ class Retrieval:
             weights = torch.bincount(codes)
             values = torch.bincount(codes, values)
         elif over != "queries":
-            raise ValueError(f"over={over!r}: give 'queries' or 'classes'")
+            raise UserError(f"over={over!r}: give 'queries' or 'classes'")
         return bootstrap(values, weights, samples=samples, seed=seed)
 
     def by_class(self, by: str | None = None) -> dict[int, dict[str, float]]:
@@ -164,7 +165,7 @@ class Retrieval:
         """
         by = next(iter(self.per_query)) if by is None else by
         if by not in self.per_query:
-            raise ValueError(f"by={by!r}: not among {', '.join(self.per_query)}")
+            raise UserError(f"by={by!r}: not among {', '.join(self.per_query)}")
         classes, codes, counts = torch.unique(self.labels, return_inverse=True, return_counts=True)
         table = torch.stack([torch.bincount(codes, values) / counts for values in self.per_query.values()])
         order = table[list(self.per_query).index(by)].argsort(stable=True)
@@ -183,7 +184,7 @@ class Retrieval:
         [(7, 0, 1)]
         """
         if not self.first.shape[1]:
-            raise ValueError("results=0: no first results were kept; evaluate with results of at least 1")
+            raise UserError("results=0: no first results were kept; evaluate with results of at least 1")
         both = torch.stack([self.labels, self.first_labels[:, 0]], dim=1)
         pairs, times = torch.unique(both[both[:, 0] != both[:, 1]], dim=0, return_counts=True)
         order = times.argsort(descending=True, stable=True)[:count]
@@ -213,7 +214,7 @@ def evaluate(
     gibibyte of similarities exists at a time, and the gallery is not copied.
 
     Args:
-        embeddings: [Q, D] queries, a tensor or an array. They need not be normalised.
+        embeddings: [Q, D] queries, a tensor or an array. They need not be normalized.
         labels: [Q] their classes, any integers.
         gallery: [G, D] what is searched; the queries themselves if left out.
         gallery_labels: [G] their classes.
@@ -226,7 +227,7 @@ def evaluate(
             the queries, and returns the figures of all of them.
 
     Raises:
-        ValueError: wrong shapes, NaN or a zero vector, an empty gallery, a gallery of one class, k < 1, or no
+        UserError: wrong shapes, NaN or a zero vector, an empty gallery, a gallery of one class, k < 1, or no
             query with a positive.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
@@ -236,29 +237,29 @@ def evaluate(
     """
     if gallery is embeddings:
         gallery = None
-    embeddings, labels = as_labelled("embeddings", embeddings, "labels", labels)
+    embeddings, labels = as_labeled("embeddings", embeddings, "labels", labels)
     alone = gallery is None
     if gallery is None:
         searched, searched_labels = embeddings, labels
     elif gallery_labels is None:
-        raise ValueError("gallery_labels=None: a gallery needs gallery_labels, one integer per row")
+        raise UserError("gallery_labels=None: a gallery needs gallery_labels, one integer per row")
     else:
-        gallery, gallery_labels = as_labelled("gallery", gallery, "gallery_labels", gallery_labels)
+        gallery, gallery_labels = as_labeled("gallery", gallery, "gallery_labels", gallery_labels)
         searched, searched_labels = gallery, gallery_labels
         if gallery.shape[1] != embeddings.shape[1] or gallery.device != embeddings.device:
-            raise ValueError(
+            raise UserError(
                 f"gallery: {gallery.shape[1]} dimensions on {gallery.device}, embeddings "
                 f"{embeddings.shape[1]} on {embeddings.device}: embed both with the same model, on one device"
             )
     ks = list(dict.fromkeys(ks))
     if not ks or min(ks) < 1:
-        raise ValueError(f"ks={tuple(ks)}: give at least one k, each at least 1")
+        raise UserError(f"ks={tuple(ks)}: give at least one k, each at least 1")
     if results < 0:
-        raise ValueError(f"results={results}: keep none (0) or more")
+        raise UserError(f"results={results}: keep none (0) or more")
     if ties not in ("index", "pessimistic"):
-        raise ValueError(f"ties={ties!r}: give 'index' or 'pessimistic'")
+        raise UserError(f"ties={ties!r}: give 'index' or 'pessimistic'")
     if block is not None and block < 1:
-        raise ValueError(f"block={block}: give at least one query at a time")
+        raise UserError(f"block={block}: give at least one query at a time")
 
     known, codes = torch.unique(torch.cat([labels, searched_labels]), return_inverse=True)
     classes, gallery_classes = codes[: len(labels)], codes[len(codes) - len(searched) :]
@@ -268,9 +269,9 @@ def evaluate(
     rows = relevant.argsort(stable=True)
     rows = rows[int((relevant == 0).sum()) :]
     if not len(rows):
-        raise ValueError("labels: no query has another image of its class in the gallery: nothing to find")
+        raise UserError("labels: no query has another image of its class in the gallery: nothing to find")
     if int((sizes > 0).sum()) == 1:
-        raise ValueError(
+        raise UserError(
             f"{'labels' if alone else 'gallery_labels'}: all {len(searched)} are of one class: "
             "nothing can be found wrongly; give at least two"
         )

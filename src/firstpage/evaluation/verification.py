@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from firstpage.data.catalog import VerificationPairs
+from firstpage.errors import UserError
 from firstpage.evaluation.vectors import Numbers, as_vectors, inverse_lengths
 from firstpage.pairs import full_precision
 
@@ -59,18 +60,18 @@ def verify(
 ) -> Verification:
     """Judge pairs of images by the cosine of their embeddings, fold by fold.
 
-    The threshold of a fold is the middle between two neighbouring similarities of the other folds' pairs (or
+    The threshold of a fold is the middle between two neighboring similarities of the other folds' pairs (or
     just outside all of them) where most of those are judged right; of several such, the largest.
 
     Args:
         embeddings: [N, D] of the images that `pairs` names by row, a tensor or an array. They need not
-            be normalised.
+            be normalized.
         pairs: which images to compare, whether they are the same, and in which fold: `catalog.pairs` of LFW
             (read from its pairs.txt), or one's own.
         far: false accept rates.
 
     Raises:
-        ValueError: wrong shapes, NaN or a zero vector, rows that are not there, fewer than two folds,
+        UserError: wrong shapes, NaN or a zero vector, rows that are not there, fewer than two folds,
             pairs that are all the same or all different, or a rate outside 0…1.
 
     >>> import numpy as np
@@ -81,24 +82,24 @@ def verify(
     """
     embeddings = as_vectors("embeddings", embeddings)
     if not isinstance(pairs, VerificationPairs):
-        raise ValueError(
+        raise UserError(
             f"pairs: got {type(pairs).__name__}: give VerificationPairs, such as catalog.pairs of LFW"
         )
     left, right, folds = (torch.as_tensor(rows).long() for rows in (pairs.left, pairs.right, pairs.folds))
     same = torch.as_tensor(pairs.same).bool()
     if not len(same) or bool(same.all()) or not bool(same.any()):
-        raise ValueError(f"pairs: {int(same.sum())} of {len(same)} are the same: give both kinds")
+        raise UserError(f"pairs: {int(same.sum())} of {len(same)} are the same: give both kinds")
     low, high = int(torch.minimum(left, right).min()), int(torch.maximum(left, right).max())
     if low < 0 or high >= len(embeddings):
-        raise ValueError(
+        raise UserError(
             f"pairs: rows {low} to {high} do not fit embeddings of shape {tuple(embeddings.shape)}: "
             "give one embedding per image of the catalog"
         )
     if any(not 0 <= rate <= 1 for rate in far):
-        raise ValueError(f"far={tuple(far)}: a rate lies between 0 and 1")
+        raise UserError(f"far={tuple(far)}: a rate lies between 0 and 1")
     parts, fold = torch.unique(folds, return_inverse=True)
     if len(parts) < 2:
-        raise ValueError("pairs: all in one fold: a threshold needs other folds to be learnt from")
+        raise UserError("pairs: all in one fold: a threshold needs other folds to be learned from")
     score = _cosines(embeddings, left, right)
 
     thresholds = torch.stack([_threshold(score[fold != k], same[fold != k]) for k in range(len(parts))])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.figures.style import Style, literal, style
 from firstpage.pairs import unit
 
@@ -34,7 +35,7 @@ def same_class_similarity(
         (edges [bins + 1], density [bins]), in float64.
 
     Raises:
-        ValueError: every image is the only one of its class.
+        UserError: every image is the only one of its class.
 
     >>> edges, density = same_class_similarity(torch.eye(3), torch.tensor([0, 0, 1]), bins=4)
     >>> edges.tolist(), density.tolist()
@@ -52,7 +53,7 @@ def same_class_similarity(
             place = ((once.double() + 1) * (bins / 2)).long().clamp(0, bins - 1)
             counts += torch.bincount(place, minlength=bins)
     if not counts.any():
-        raise ValueError("labels: no class has two images: there is no pair to compare")
+        raise UserError("labels: no class has two images: there is no pair to compare")
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     return edges, counts.cpu().double() / counts.sum().cpu() * (bins / 2)
 

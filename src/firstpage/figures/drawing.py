@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from firstpage import durable
 from firstpage._spelling import meant
+from firstpage.errors import UserError
 from firstpage.figures.style import SUFFIXES, Style, save, style
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from firstpage.evaluation import Retrieval
     from firstpage.figures.embedded import Embedded
-    from firstpage.training.record import Record
+    from firstpage.runs.record import Record
 
 __all__ = ["draw", "names"]
 
@@ -39,11 +40,11 @@ class _Order:
     look: Style
 
     def runs(self) -> list[Record]:
-        from firstpage.training.record import Record
+        from firstpage.runs.record import Record
 
         self.check_alone()
         if not self.sources:
-            raise ValueError(f"{self.name}: name at least one run folder")
+            raise UserError(f"{self.name}: name at least one run folder")
         return [Record.read(source) for source in self.sources]
 
     def embedded(self) -> dict[str, Embedded]:
@@ -52,7 +53,7 @@ class _Order:
         from firstpage.figures.embedded import read_embedded
 
         if not self.sources:
-            raise ValueError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
+            raise UserError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
         titles = [Path(source).resolve().name.removesuffix(".npz") for source in self.sources]
         if len({*titles}) < len(titles):
@@ -90,13 +91,11 @@ class _Order:
             name for name, value in (("--data", self.data), ("--split", self.split)) if value is not None
         ]
         if given:
-            raise ValueError(f"{self.name}: needs no dataset: leave out {' and '.join(given)}")
+            raise UserError(f"{self.name}: needs no dataset: leave out {' and '.join(given)}")
 
     def check_one(self) -> None:
         if len(self.sources) != 1:
-            raise ValueError(
-                f"{self.name}: draws one .npz file or run folder, {len(self.sources)} were named"
-            )
+            raise UserError(f"{self.name}: draws one .npz file or run folder, {len(self.sources)} were named")
 
 
 def _vectors(queries: Embedded, gallery: Embedded | None) -> tuple[Tensor, ...]:
@@ -191,7 +190,7 @@ def _nearest_classes(order: _Order) -> Figure:
 def _theory(order: _Order) -> Figure:
     """A figure that is drawn from nothing, by the function of its name in the file of its name."""
     if order.sources:
-        raise ValueError(
+        raise UserError(
             f"{order.name}: is drawn from theory and takes no run or file; {len(order.sources)} named"
         )
     order.check_alone()
@@ -259,17 +258,17 @@ def draw(
         One line for a person.
 
     Raises:
-        ValueError: an unknown name, a source that does not fit it, or a file that cannot be written.
+        UserError: an unknown name, a source that does not fit it, or a file that cannot be written.
 
     >>> draw("sphere-densty", [], "density.svg")
     Traceback (most recent call last):
-    ValueError: figure 'sphere-densty': no such name; did you mean 'sphere-density'? figures.names() lists all
+    firstpage.errors.UserError: figure 'sphere-densty': no such name; did you mean ...
     """
     if name not in _FIGURES:
-        raise ValueError(f"figure {name!r}: no such name; {meant(name, _FIGURES)}figures.names() lists all")
+        raise UserError(f"figure {name!r}: no such name; {meant(name, _FIGURES)}figures.names() lists all")
     known = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
     if Path(out).suffix.lower() not in known:  # before minutes of work
-        raise ValueError(f"{out}: {name} is written as {', '.join(known)}: name such a file")
+        raise UserError(f"{out}: {name} is written as {', '.join(known)}: name such a file")
     durable.check(out)
     order = _Order(name, [os.fspath(source) for source in sources], data, split, style(dark))
     return f"wrote {save(_FIGURES[name](order), out)}"

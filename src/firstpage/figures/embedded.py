@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from firstpage.errors import UserError
+
 if TYPE_CHECKING:
     from firstpage.data.catalog import Catalog
-    from firstpage.training.record import Record
+    from firstpage.runs.record import Record
 
 __all__ = ["Embedded", "read_embedded"]
 
@@ -43,14 +45,12 @@ class Embedded:
         """The images of a split, or all without one. `test` is all that is searched: not train.
 
         Raises:
-            ValueError: the dataset is unknown, or has no such split, or none of its images is here.
+            UserError: the dataset is unknown, or has no such split, or none of its images is here.
         """
         if split is None:
             return self
         if self.catalog is None or self.rows is None:
-            raise ValueError(
-                f"split={split!r}: name the dataset too (--data): it knows who is in which split"
-            )
+            raise UserError(f"split={split!r}: name the dataset too (--data): it knows who is in which split")
         splits = self.catalog.splits
         if split == "test" and "test" not in splits and "query" in splits:
             searched = np.union1d(splits["query"], splits.get("gallery", splits["query"]))
@@ -58,15 +58,15 @@ class Embedded:
         elif split in splits:
             wanted = splits[split]
         elif not splits:
-            raise ValueError(
-                f"split={split!r}: the dataset has none: name the folder of a run that learnt from it: "
+            raise UserError(
+                f"split={split!r}: the dataset has none: name the folder of a run that learned from it: "
                 "it held classes out"
             )
         else:
-            raise ValueError(f"split={split!r}: the dataset has {', '.join(splits)}")
+            raise UserError(f"split={split!r}: the dataset has {', '.join(splits)}")
         kept = np.flatnonzero(np.isin(self.rows, wanted))
         if not len(kept):
-            raise ValueError(f"split={split!r}: none of its images is among the embeddings")
+            raise UserError(f"split={split!r}: none of its images is among the embeddings")
         chosen = torch.from_numpy(kept)
         return Embedded(self.embeddings[chosen], self.labels[chosen], self.rows[kept], self.catalog)
 
@@ -87,7 +87,7 @@ class Embedded:
         from firstpage.data.decode import decode
 
         if self.catalog is None or self.rows is None:
-            raise ValueError("pictures: name the dataset (--data): the embeddings hold none")
+            raise UserError("pictures: name the dataset (--data): the embeddings hold none")
         return np.asarray(decode(self.catalog.path(int(self.rows[place])), enough=side))
 
 
@@ -97,25 +97,25 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
     Args:
         path: the file; or the folder of a run or of a model.
         catalog: the dataset it was made from, for splits and pictures; what a model shall embed: a run's own,
-            where it was, if left out. What a run learnt from is cut as in its training.
+            where it was, if left out. What a run learned from is cut as in its training.
 
     Raises:
         FileNotFoundError: there is no model in the folder, or the run's own data is gone.
-        ValueError: it is no such file, or of another dataset; or a model without its run, and no dataset.
+        UserError: it is no such file, or of another dataset; or a model without its run, and no dataset.
 
     >>> read_embedded("nowhere.npz")
     Traceback (most recent call last):
-    ValueError: nowhere.npz: no such file: write one with firstpage embed MODEL DATA nowhere.npz
+    firstpage.errors.UserError: nowhere.npz: no such file: write one with firstpage embed MODEL ...
     """
     if Path(path).is_dir():
         return _embed(Path(path), catalog)
     if not Path(path).is_file():
-        raise ValueError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
+        raise UserError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
     try:
         with np.load(path) as file:
             vectors, labels, paths = file["embeddings"], file["labels"], file["paths"]
     except (KeyError, OSError, ValueError):
-        raise ValueError(
+        raise UserError(
             f"{path}: holds no embeddings, labels and paths: write it with firstpage embed"
         ) from None
     rows = None
@@ -123,23 +123,23 @@ def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) 
         place = {name: row for row, name in enumerate(catalog.paths)}
         strange = next((name for name in paths.tolist() if name not in place), None)
         if strange is not None:
-            raise ValueError(f"{path}: {strange} is not in {catalog.root}: name the dataset it was made from")
+            raise UserError(f"{path}: {strange} is not in {catalog.root}: name the dataset it was made from")
         rows = np.array([place[name] for name in paths.tolist()], np.int64)
     return Embedded(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)), rows, catalog)
 
 
 def _embed(folder: Path, catalog: Catalog | None) -> Embedded:
     from firstpage.models.embed import embed_to_file
-    from firstpage.training.record import Record
-    from firstpage.training.tested import as_learnt
-    from firstpage.training.trained_on import trained_on
+    from firstpage.runs.record import Record
+    from firstpage.runs.tested import as_learned
+    from firstpage.runs.trained_on import trained_on
 
     record = Record.read(folder) if (folder / "run.json").is_file() else None
     if catalog is None:
         if record is None:
-            raise ValueError(f"{folder}: is no run: name the dataset that it shall embed (--data)")
+            raise UserError(f"{folder}: is no run: name the dataset that it shall embed (--data)")
         catalog = trained_on(record)
-    catalog = as_learnt(record, catalog)
+    catalog = as_learned(record, catalog)
     with TemporaryDirectory() as place:
         embed_to_file(folder, catalog, Path(place, "all.npz"))
         whole = read_embedded(Path(place, "all.npz"), catalog)
@@ -149,19 +149,22 @@ def _embed(folder: Path, catalog: Catalog | None) -> Embedded:
 
 
 def _as_cut(catalog: Catalog, rows: NDArray[np.int64], record: Record) -> Catalog:
-    """The dataset in the splits that a run made of it, if it learnt from it: `val` is what it chose by."""
-    from firstpage.training.splits import assign
-    from firstpage.training.tested import learnt_from, tested
+    """The dataset in the splits that a run made of it, if it learned from it: `val` is what it chose by."""
+    from firstpage.data.splits import split_catalog
+    from firstpage.runs.tested import learned_from, tested
 
     all_test = bool(catalog.splits) and "train" not in catalog.splits
-    if all_test or not learnt_from(record, catalog):
+    if all_test or not learned_from(record, catalog):
         return catalog
     readable = np.isin(np.arange(len(catalog)), rows)
     settings = record.recipe.train
-    roles, test = assign(catalog, readable, settings), tested(catalog, readable, settings, learnt=True)
+    roles, test = (
+        split_catalog(catalog, readable, settings),
+        tested(catalog, readable, settings, learned=True),
+    )
     splits = catalog.splits | {"train": roles.train}
-    if roles.select is not roles.test:
-        splits["val"] = roles.select.queries
+    if roles.validation is not roles.test:
+        splits["val"] = roles.validation.queries
     if test.gallery is None:
         splits["test"] = test.queries
     return replace(catalog, splits=splits)

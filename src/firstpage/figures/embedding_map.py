@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.figures.style import Style, style
 from firstpage.pairs import unit
 
@@ -24,25 +25,25 @@ SAME = 1e-6  # coordinates that differ by less differ by the rounding of float32
 def map_positions(embeddings: Tensor, *, perplexity: float = 30.0, seed: int = 0) -> Floats:
     """[N, 2]: where Barnes–Hut t-SNE puts each image. Needs the extra `tsne`.
 
-    Neighbours are exact. One thread, so that a seed gives one map; 5,000 images take half a minute.
+    Neighbors are exact. One thread, so that a seed gives one map; 5,000 images take half a minute.
     Embeddings that are all the same lie in one place.
 
     Args:
         embeddings: [N, D], at least 4 of them.
-        perplexity: about how many neighbours count; fewer where there are few images.
+        perplexity: about how many neighbors count; fewer where there are few images.
         seed: of the start.
 
     >>> import torch
     >>> map_positions(torch.eye(2))
     Traceback (most recent call last):
-    ValueError: embeddings: 2 rows: a map needs at least 4
+    firstpage.errors.UserError: embeddings: 2 rows: a map needs at least 4
     """
     if len(embeddings) < 4:
-        raise ValueError(f"embeddings: {len(embeddings)} rows: a map needs at least 4")
+        raise UserError(f"embeddings: {len(embeddings)} rows: a map needs at least 4")
     try:
         from openTSNE import TSNE
     except ImportError:
-        raise ImportError("openTSNE is not installed: pip install 'firstpage[tsne]'") from None
+        raise UserError("openTSNE is not installed: pip install 'firstpage[tsne]'") from None
     vectors = unit(embeddings.detach().cpu().double()).numpy()
     if np.ptp(vectors, axis=0).max() < SAME:
         return np.zeros((len(vectors), 2))
@@ -56,7 +57,7 @@ def map_positions(embeddings: Tensor, *, perplexity: float = 30.0, seed: int = 0
 
 
 def spread_thumbnails(positions: Floats, cells: int = 24) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which images to show, and where: in each cell of a grid over the map, the one nearest its centre.
+    """Which images to show, and where: in each cell of a grid over the map, the one nearest its center.
 
     So thumbnails never overlap, and stand within half a cell of their true place.
 
@@ -91,9 +92,9 @@ def plot_embedding_map(
     side: int = 64,
     look: Style | None = None,
 ) -> Figure:
-    """The map: thumbnails where there are pictures to show, else a point an image in its class's colour.
+    """The map: thumbnails where there are pictures to show, else a point an image in its class's color.
 
-    Colours repeat after a few classes; neighbours on the map still tell apart by them.
+    Colors repeat after a few classes; neighbors on the map still tell apart by them.
 
     Args:
         positions: [N, 2] of `map_positions`.
@@ -113,11 +114,11 @@ def plot_embedding_map(
         figure, (axes,) = look.panels(height=8.0)
         axes.set_axis_off()
         axes.set_aspect("equal")
-        codes = np.unique(labels, return_inverse=True)[1] % len(look.colours)
+        codes = np.unique(labels, return_inverse=True)[1] % len(look.colors)
         axes.scatter(
             positions[:, 0],
             positions[:, 1],
-            c=np.array(look.colours)[codes].tolist(),
+            c=np.array(look.colors)[codes].tolist(),
             s=min(12.0, max(1.0, 6000 / len(labels))),
             linewidths=0,
             rasterized=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from firstpage.errors import UserError
 from firstpage.figures.style import Style, style
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ def direction_variance(
     array([0.82, 0.16, 0.02])
     """
     if dimensions < 3:
-        raise ValueError(f"dimensions={dimensions}: must be at least 3")
+        raise UserError(f"dimensions={dimensions}: must be at least 3")
     if not noise > 0:
-        raise ValueError(f"noise={noise}: must be positive")
+        raise UserError(f"noise={noise}: must be positive")
     lots = np.random.default_rng(seed)
     along, across = noise * lots.standard_normal((2, draws))
     aside = noise**2 * lots.chisquare(dimensions - 2, draws)

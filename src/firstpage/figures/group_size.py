@@ -10,7 +10,7 @@ from firstpage.figures.style import Style, literal, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from firstpage.training.record import Record
+    from firstpage.runs.record import Record
 
 __all__ = ["by_group_size", "plot_group_size"]
 
@@ -21,10 +21,11 @@ def by_group_size(runs: Sequence[Record], measure: str = "R@1") -> dict[str, dic
     """Loss → images a class → the measure of each such run; losses by name, group sizes in order.
 
     Raises:
-        ValueError: a run did not measure that.
+        UserError: a run did not measure that.
 
     >>> from pathlib import Path
-    >>> from firstpage.training import Recipe, Record
+    >>> from firstpage.recipes import Recipe
+    >>> from firstpage.runs import Record
     >>> recipe = Recipe().changed(["loss.name=epshn", "batch.images_per_class=8"])
     >>> tests = {"R@1": 60.0}, {"R@1": 61.0}
     >>> by_group_size([Record(Path("a"), recipe, {"result": {"test": test}}, []) for test in tests])

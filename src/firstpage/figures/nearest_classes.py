@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.figures.style import SMALL, TEXT, Style, literal, style
 from firstpage.pairs import unit
 
@@ -42,7 +43,7 @@ def nearest_by_class(
         (same [M], other [M]).
 
     Raises:
-        ValueError: all images are of one class, or each is of its own.
+        UserError: all images are of one class, or each is of its own.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
     >>> nearest_by_class(points, torch.tensor([0, 0, 1, 2]))
@@ -62,7 +63,7 @@ def nearest_by_class(
     both = torch.cat(found, dim=1)
     both = both[:, (both > -torch.inf).all(dim=0)]
     if not both.shape[1]:
-        raise ValueError("labels: no image has both another of its class and one of another class")
+        raise UserError("labels: no image has both another of its class and one of another class")
     return both[0], both[1]
 
 
@@ -92,13 +93,13 @@ def plot_nearest_classes(
         shown = torch.zeros_like(right)
         shown[torch.linspace(0, len(right) - 1, min(most, len(right))).long()] = True
         size = min(6.0, max(1.0, 4000 / len(right)))
-        for mask, colour, marker in ((right, look.right, "o"), (~right, look.wrong, "^")):
+        for mask, color, marker in ((right, look.right, "o"), (~right, look.wrong, "^")):
             mask = (mask & shown).cpu()
             axes.scatter(
                 same.cpu()[mask],
                 other.cpu()[mask],
                 s=size,
-                c=colour,
+                c=color,
                 marker=marker,
                 linewidths=0,
                 alpha=0.75,

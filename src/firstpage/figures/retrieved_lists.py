@@ -63,8 +63,8 @@ def retrieved_lists(
     sheet = Image.new("RGB", (width, step * len(queries) + gap), (look or style()).paper)
     pen = ImageDraw.Draw(sheet)
 
-    def place(row: int, left: int, top: int, colour: tuple[int, int, int]) -> None:
-        pen.rectangle((left, top, left + side + 2 * frame - 1, top + side + 2 * frame - 1), fill=colour)
+    def place(row: int, left: int, top: int, color: tuple[int, int, int]) -> None:
+        pen.rectangle((left, top, left + side + 2 * frame - 1, top + side + 2 * frame - 1), fill=color)
         small = Image.fromarray(picture(row)).resize((side, side), Image.Resampling.BILINEAR)
         sheet.paste(small, (left + frame, top + frame))
 
@@ -72,6 +72,6 @@ def retrieved_lists(
         top = gap + line * step
         place(query, gap, top, PLAIN)
         for position, result in enumerate(row):
-            colour = RIGHT if labels[result] == labels[query] else WRONG
-            place(result, 2 * gap + step * (1 + position), top, colour)
+            color = RIGHT if labels[result] == labels[query] else WRONG
+            place(result, 2 * gap + step * (1 + position), top, color)
     return sheet

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.figures.style import Style, style
 from firstpage.mining import log_density
 
@@ -32,7 +33,7 @@ def distance_density(distance: Tensor, dimensions: int) -> Tensor:
     tensor([3.8659e-23, 6.3456e+00])
     """
     if dimensions < 3:
-        raise ValueError(f"dimensions={dimensions}: the density has a bound from 3 dimensions on")
+        raise UserError(f"dimensions={dimensions}: the density has a bound from 3 dimensions on")
     half = (dimensions - 1) / 2
     constant = (dimensions - 2) * math.log(2) + 2 * math.lgamma(half) - math.lgamma(2 * half)
     return (log_density(distance.double(), dimensions) - constant).exp().to(distance.dtype)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstpage import durable
+from firstpage.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,13 +40,13 @@ _LINES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Style:
-    """Colours of a figure. Curves differ by colour and by line, so that they do without colour too.
+    """Colors of a figure. Curves differ by color and by line, so that they do without color too.
 
     Attributes:
         paper: the ground.
         ink: text and axes.
         faint: grid lines, and what is only there to orient.
-        colours: for curves, in their order: Okabe and Ito's, which the colour-blind tell apart.
+        colors: for curves, in their order: Okabe and Ito's, which the color-blind tell apart.
         right: what a search got right.
         wrong: what it got wrong.
 
@@ -56,16 +57,16 @@ class Style:
     paper: str
     ink: str
     faint: str
-    colours: tuple[str, ...]
+    colors: tuple[str, ...]
     right: str
     wrong: str
 
     def curve(self, number: int) -> dict[str, Any]:
-        """Colour, line and width of the curve of that number, for `Axes.plot`."""
-        again, colour = divmod(number, len(self.colours))
+        """Color, line and width of the curve of that number, for `Axes.plot`."""
+        again, color = divmod(number, len(self.colors))
         return {
-            "color": self.colours[colour],
-            "linestyle": _LINES[(colour + again) % len(_LINES)],  # another line when colours come again
+            "color": self.colors[color],
+            "linestyle": _LINES[(color + again) % len(_LINES)],  # another line when colors come again
             "linewidth": 1.4,
         }
 
@@ -113,7 +114,7 @@ _LIGHT = Style(
     paper="#ffffff",
     ink="#1a1a1a",
     faint="#dddddd",
-    colours=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#444444"),
+    colors=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#444444"),
     right="#0072b2",
     wrong="#d55e00",
 )
@@ -121,7 +122,7 @@ _DARK = Style(
     paper="#14171a",
     ink="#e8e8e8",
     faint="#363b40",
-    colours=("#56b4e9", "#f5793a", "#2cc79c", "#e39cc4", "#f0e442", "#bbbbbb"),
+    colors=("#56b4e9", "#f5793a", "#2cc79c", "#e39cc4", "#f0e442", "#bbbbbb"),
     right="#56b4e9",
     wrong="#f5793a",
 )
@@ -165,7 +166,7 @@ def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
 
     >>> save(style().panels()[0], "figure.bmp")
     Traceback (most recent call last):
-    ValueError: figure.bmp: cannot write '.bmp': choose .png, .svg or .pdf
+    firstpage.errors.UserError: figure.bmp: cannot write '.bmp': choose .png, .svg or .pdf
     """
     target = Path(path)
     drawn = hasattr(figure, "savefig")  # else a picture of pixels
@@ -173,7 +174,7 @@ def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
     kind = target.suffix.lower()
     if kind not in known:
         names = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
-        raise ValueError(f"{target}: cannot write {target.suffix!r}: choose {names}")
+        raise UserError(f"{target}: cannot write {target.suffix!r}: choose {names}")
     target.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     if drawn:

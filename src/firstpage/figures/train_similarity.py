@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.figures.style import Style, literal, style
 from firstpage.pairs import unit
 
@@ -30,7 +31,7 @@ def nearest_train(test: Tensor, train: Tensor, *, block: int = 1024) -> Tensor:
     tensor([0.8000])
     """
     if not len(test) or not len(train):
-        raise ValueError(f"test has {len(test)} rows and train {len(train)}: each needs at least one")
+        raise UserError(f"test has {len(test)} rows and train {len(train)}: each needs at least one")
     queries, gallery = unit(test.float()), unit(train.float())
     blocks = (queries[start : start + block] for start in range(0, len(queries), block))
     return torch.cat([(rows @ gallery.T).amax(dim=1) for rows in blocks])

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from firstpage.errors import UserError
 from firstpage.figures.style import Style, apart, literal, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from firstpage.training.recipe import Recipe
-    from firstpage.training.record import Record
+    from firstpage.recipes.recipe import Recipe
+    from firstpage.runs.record import Record
 
 __all__ = ["plot_training_curves", "triplets_a_step"]
 
@@ -31,9 +32,9 @@ def triplets_a_step(recipe: Recipe) -> int:
       are misplaced, which run folders do not tell; its curve is drawn too far right here, never too far left.
 
     Raises:
-        ValueError: the loss looks at lists, proxies, clusters or distributions: it samples no triplets.
+        UserError: the loss looks at lists, proxies, clusters or distributions: it samples no triplets.
 
-    >>> from firstpage.training import Recipe
+    >>> from firstpage.recipes import Recipe
     >>> recipe = Recipe.of({"batch": {"size": 64, "images_per_class": 4}})
     >>> [triplets_a_step(recipe.changed([f"loss.name={name}"])) for name in ("margin", "epshn", "ep")]
     [192, 64, 3840]
@@ -44,7 +45,7 @@ def triplets_a_step(recipe: Recipe) -> int:
     lots = torch.Generator().manual_seed(0)
     labels = torch.arange(recipe.batch.size) // recipe.batch.images_per_class
     pairs = Pairs.of(torch.randn(len(labels), 4, generator=lots), labels)
-    # Learnt tables of classes and images have no say in who is mined, and only training knows their size.
+    # Learned tables of classes and images have no say in who is mined, and only training knows their size.
     settings = {key: value for key, value in recipe.loss.items() if key not in ("name", "classes", "images")}
     name = str(recipe.loss.get("name"))
     if name == "proxy-nca":
@@ -53,7 +54,7 @@ def triplets_a_step(recipe: Recipe) -> int:
     if isinstance(loss, losses.TopKPrecision):
         return int(pairs.positive.sum(dim=1).clamp_max(loss.k).sum())
     if not isinstance(loss, losses.MinedLoss):
-        raise ValueError(f"loss {name!r} samples no triplets: draw this run by iterations")
+        raise UserError(f"loss {name!r} samples no triplets: draw this run by iterations")
     mined: mining.Mined = loss.mining(pairs, lots)
     positives = mined.positive_mask.sum(dim=1)
     return int((positives if mined.paired else positives * mined.negative_mask.sum(dim=1)).sum())
@@ -75,7 +76,8 @@ def plot_training_curves(
         look: light or dark.
 
     >>> from pathlib import Path
-    >>> from firstpage.training import Recipe, Record
+    >>> from firstpage.recipes import Recipe
+    >>> from firstpage.runs import Record
     >>> log = [{"step": 0, "P@1": 12.5}, {"step": 10, "P@1": 40.0}]
     >>> figure = plot_training_curves([Record(Path("topk"), Recipe(), {}, log)], by="triplets")
     >>> figure.axes[0].lines[0].get_xdata().tolist()  # 128 queries, k = 1
@@ -83,7 +85,7 @@ def plot_training_curves(
     """
     look = look or style()
     if by not in ("iterations", "triplets"):
-        raise ValueError(f"by={by!r}: choose iterations or triplets")
+        raise UserError(f"by={by!r}: choose iterations or triplets")
     figure, (axes,) = look.panels()
     names = apart([run.folder for run in runs])
     for number, (name, run) in enumerate(zip(names, runs, strict=True)):

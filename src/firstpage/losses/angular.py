@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_logsumexp, masked_mean
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
 from firstpage.pairs import Pairs, full_precision
@@ -61,7 +62,7 @@ class Angular(MinedLoss):
     Prefer it among the older losses where classes differ much in spread (Cars). It needs the similarities of
     the candidates with one another: C² more memory than the others when the candidates are a large memory.
 
-    pytorch-metric-learning normalises anchors and positives but not negatives; given unit vectors it agrees.
+    pytorch-metric-learning normalizes anchors and positives but not negatives; given unit vectors it agrees.
 
     Args:
         degrees: α. Above 65° the exponentials leave float32.
@@ -87,7 +88,7 @@ class Angular(MinedLoss):
     ) -> None:
         super().__init__(positives, negatives, mining, generator, reduction)
         if not 0 < degrees <= 65:
-            raise ValueError(f"Angular(degrees={degrees}): need 0 < degrees <= 65, such as 45")
+            raise UserError(f"Angular(degrees={degrees}): need 0 < degrees <= 65, such as 45")
         self.degrees = degrees
 
     def mined_terms(self, pairs: Pairs, mined: Mined) -> Tensor:

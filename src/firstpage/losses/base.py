@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, product
 from firstpage.pairs import Pairs, full_precision
 
@@ -21,7 +22,7 @@ class Loss(nn.Module, ABC):
 
     Each query has a term; `reduction="mean"` averages them over all queries, `"sum"` adds them, `"none"`
     returns them. A query with nothing to learn has the term 0, so does a batch, and it still backpropagates.
-    Terms are computed in float32 even under autocast. Losses that the papers normalise over a whole batch
+    Terms are computed in float32 even under autocast. Losses that the papers normalize over a whole batch
     (say, by its active pairs) share that out so that the mean of the terms is the paper's figure.
 
     A subclass writes `terms`.
@@ -39,7 +40,7 @@ class Loss(nn.Module, ABC):
     def __init__(self, reduction: Reduction = "mean") -> None:
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction={reduction!r}: choose one of mean, sum, none")
+            raise UserError(f"reduction={reduction!r}: choose one of mean, sum, none")
         self.reduction = reduction
 
     def forward(
@@ -114,7 +115,7 @@ class MinedLoss(Loss):
     ) -> None:
         super().__init__(reduction)
         if mining is not None and not callable(mining):
-            raise ValueError(f"mining={mining!r}: give a strategy, such as mining.boundary(k=5, margin=0.1)")
+            raise UserError(f"mining={mining!r}: give a strategy, such as mining.boundary(k=5, margin=0.1)")
         self.mining = mining or product(positives, negatives)
         self.generator = generator
 

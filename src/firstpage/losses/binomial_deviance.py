@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.pairs import Pairs
 
@@ -50,9 +51,9 @@ class BinomialDeviance(Loss):
     ) -> None:
         super().__init__(reduction)
         if not (alpha > 0 and cost > 0):
-            raise ValueError(f"BinomialDeviance(alpha={alpha}, cost={cost}): both must be positive")
+            raise UserError(f"BinomialDeviance(alpha={alpha}, cost={cost}): both must be positive")
         if not -1 <= beta <= 1:
-            raise ValueError(f"BinomialDeviance(beta={beta}): beta is a cosine, -1 <= beta <= 1")
+            raise UserError(f"BinomialDeviance(beta={beta}): beta is a cosine, -1 <= beta <= 1")
         self.alpha = alpha
         self.beta = beta
         self.cost = cost

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs
 
@@ -33,12 +34,12 @@ class Combined(Loss):
         super().__init__(reduction)
         weights = [1.0] * len(parts) if weights is None else list(weights)
         if not parts or len(weights) != len(parts):
-            raise ValueError(
+            raise UserError(
                 f"Combined: got {len(parts)} losses and {len(weights)} weights: give one weight per loss"
             )
         for part in parts:
             if not isinstance(part, Loss):
-                raise ValueError(f"Combined: got {type(part).__name__}: give losses of firstpage.losses")
+                raise UserError(f"Combined: got {type(part).__name__}: give losses of firstpage.losses")
         self.parts = nn.ModuleList(parts)
         self.weights = weights
 

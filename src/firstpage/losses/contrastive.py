@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Generator, Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
 from firstpage.pairs import Pairs
@@ -65,7 +66,7 @@ class Contrastive(MinedLoss):
     ) -> None:
         super().__init__(positives, for_pairs(negatives), mining, generator, reduction)
         if not 0 < margin <= 2:
-            raise ValueError(
+            raise UserError(
                 f"Contrastive(margin={margin}): margin is a distance on the sphere, 0 < margin <= 2"
             )
         self.margin = margin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs
 
@@ -30,7 +31,7 @@ def histogram(pairs: Pairs, bins: int = 101) -> Tensor:
 
 
 def _soft_counts(similarity: Tensor, mask: Tensor, bins: int) -> Tensor:
-    """[Q, bins]: each masked similarity shared between its two neighbouring nodes of −1 … 1."""
+    """[Q, bins]: each masked similarity shared between its two neighboring nodes of −1 … 1."""
     place = ((similarity + 1) * ((bins - 1) / 2)).clamp(0, bins - 1)
     below = place.detach().floor().clamp_max(bins - 2)
     counted = mask.to(similarity.dtype)
@@ -61,7 +62,7 @@ class Histogram(Loss):
     def __init__(self, bins: int = 101, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if bins < 2:
-            raise ValueError(f"Histogram(bins={bins}): bins must be at least 2, such as 101")
+            raise UserError(f"Histogram(bins={bins}): bins must be at least 2, such as 101")
         self.bins = bins
 
     def terms(self, pairs: Pairs) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
 from firstpage.pairs import Pairs
 
@@ -38,7 +39,7 @@ class LiftedStructure(Loss):
     A baseline of three of the papers. Prefer `RankedList` or `TopKPrecision`, which also use every candidate,
     and learn more from it on every data set compared.
 
-    The original works on embeddings that are not normalised; here, as in the comparisons, they are.
+    The original works on embeddings that are not normalized; here, as in the comparisons, they are.
 
     Args:
         alpha: the margin.
@@ -51,7 +52,7 @@ class LiftedStructure(Loss):
     def __init__(self, alpha: float = 1.0, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if not alpha >= 0:
-            raise ValueError(f"LiftedStructure(alpha={alpha}): alpha must not be negative")
+            raise UserError(f"LiftedStructure(alpha={alpha}): alpha must not be negative")
         self.alpha = alpha
 
     def terms(self, pairs: Pairs) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
 from firstpage.pairs import Pairs, check_range
@@ -37,10 +38,10 @@ def margin(pairs: Pairs, mined: Mined, beta: Tensor, alpha: float = 0.2, nu: flo
 
 
 class Margin(MinedLoss):
-    """Margin loss: positives within a learnt boundary β, negatives beyond it, each by α.
+    """Margin loss: positives within a learned boundary β, negatives beyond it, each by α.
 
-    β(i) = β⁽⁰⁾ + β_class[c(i)] + β_img[i] is learnt with the network: give `loss.parameters()` to the
-    optimiser (the authors: SGD at 0.1 divided by the batch size). With `nu > 0` larger boundaries cost more;
+    β(i) = β⁽⁰⁾ + β_class[c(i)] + β_img[i] is learned with the network: give `loss.parameters()` to the
+    optimizer (the authors: SGD at 0.1 divided by the batch size). With `nu > 0` larger boundaries cost more;
     that cost is divided by the active pairs like the rest, so keep ν small once few are left.
 
     From: Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, §4. At its best β the loss is the
@@ -89,13 +90,13 @@ class Margin(MinedLoss):
         super().__init__(positives, for_pairs(negatives), mining, generator, reduction)
         for name, count in (("classes", classes), ("images", images)):
             if count is not None and count < 1:
-                raise ValueError(f"Margin({name}={count}): {name} must be at least 1, or None for no such β")
+                raise UserError(f"Margin({name}={count}): {name} must be at least 1, or None for no such β")
         if not 0 <= alpha < float("inf"):
-            raise ValueError(f"Margin(alpha={alpha}): need 0 <= alpha < infinity")
+            raise UserError(f"Margin(alpha={alpha}): need 0 <= alpha < infinity")
         if not 0 <= beta <= 2:
-            raise ValueError(f"Margin(beta={beta}): beta is a distance on the sphere, 0 <= beta <= 2")
+            raise UserError(f"Margin(beta={beta}): beta is a distance on the sphere, 0 <= beta <= 2")
         if not 0 <= nu < float("inf"):
-            raise ValueError(f"Margin(nu={nu}): need 0 <= nu < infinity")
+            raise UserError(f"Margin(nu={nu}): need 0 <= nu < infinity")
         self.alpha = alpha
         self.nu = nu
         self.beta = nn.Parameter(torch.tensor(float(beta)), requires_grad=learn_beta)
@@ -112,7 +113,7 @@ class Margin(MinedLoss):
             beta = beta + self.beta_class[pairs.labels]
         if self.beta_image is not None:
             if pairs.image_ids is None:
-                raise ValueError("image_ids=None: Margin(images=...) has a β for each image: pass image_ids")
+                raise UserError("image_ids=None: Margin(images=...) has a β for each image: pass image_ids")
             check_range(
                 "image_ids", pairs.image_ids, len(self.beta_image), f"Margin(images={len(self.beta_image)})"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_logsumexp, masked_mean
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
 from firstpage.pairs import Pairs
@@ -48,7 +49,7 @@ class NCA(MinedLoss):
     negative is dropped, that is, its term is 0.
 
     EPHN and EPSHN want features to begin with. From random weights the easiest positive and the negative next
-    to it are neighbours by chance: the loss stays about log 2 and learns slowly (on glyphs P@1 goes from 0.9
+    to it are neighbors by chance: the loss stays about log 2 and learns slowly (on glyphs P@1 goes from 0.9
     to 3.8 in 8 epochs; with EP to 7.9 in 4). Without pretrained weights begin with EP or top-k precision.
 
     The paper's equations leave the temperature out; its text sets it to 0.1. The released code sums over the
@@ -83,9 +84,9 @@ class NCA(MinedLoss):
     ) -> None:
         super().__init__(positives, negatives, mining, generator, reduction)
         if not temperature > 0:
-            raise ValueError(f"NCA(temperature={temperature}): temperature must be positive")
+            raise UserError(f"NCA(temperature={temperature}): temperature must be positive")
         if not 0 < copies <= 1:
-            raise ValueError(
+            raise UserError(
                 f"NCA(copies={copies}): copies is a cosine, 0 < copies <= 1; 1 keeps all but identical ones"
             )
         self.temperature = temperature

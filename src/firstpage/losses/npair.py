@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp
 from firstpage.pairs import Pairs, full_precision
 
@@ -47,9 +48,9 @@ class NPair(Loss):
     images of the class are not used, so batches of two images a class suit it.
 
     From: Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016; Ranked List,
-    Eq. 2. It works on embeddings that are not normalised and keeps their length in check by an L2 term: give
+    Eq. 2. It works on embeddings that are not normalized and keeps their length in check by an L2 term: give
     it raw embeddings. (On unit vectors it has little to do; there `NCA(positives="all", negatives="all")`,
-    which has a temperature, is the same idea.) pytorch-metric-learning normalises, and draws at random which
+    which has a temperature, is the same idea.) pytorch-metric-learning normalizes, and draws at random which
     image of a class is the anchor.
 
     Args:
@@ -64,7 +65,7 @@ class NPair(Loss):
     def __init__(self, l2: float = 0.02, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if not l2 >= 0:
-            raise ValueError(f"NPair(l2={l2}): l2 must not be negative")
+            raise UserError(f"NPair(l2={l2}): l2 must not be negative")
         self.l2 = l2
 
     def terms(self, pairs: Pairs) -> Tensor:

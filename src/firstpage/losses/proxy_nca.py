@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
 from firstpage.pairs import Pairs, check_range
 
@@ -28,10 +29,10 @@ def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:
 
 
 class ProxyNCA(Loss):
-    """Proxy-NCA: each image near its class's learnt proxy and far from all other proxies.
+    """Proxy-NCA: each image near its class's learned proxy and far from all other proxies.
 
     From: Movshovitz-Attias et al., No Fuss Distance Metric Learning Using Proxies, ICCV 2017, Eq. 4. The
-    proxies are parameters: give `loss.parameters()` to the optimiser, at 10 to 100 times the base rate.
+    proxies are parameters: give `loss.parameters()` to the optimizer, at 10 to 100 times the base rate.
 
     Prefer it when batches are too small to hold good negatives, and classes few enough that a vector each is
     cheap. It converges fast, since every class is a negative at every step. Candidates passed to the call are
@@ -53,16 +54,16 @@ class ProxyNCA(Loss):
     def __init__(self, classes: int, dim: int, scale: float = 3.0, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if classes < 1 or dim < 1:
-            raise ValueError(f"ProxyNCA(classes={classes}, dim={dim}): both must be at least 1")
+            raise UserError(f"ProxyNCA(classes={classes}, dim={dim}): both must be at least 1")
         if not scale > 0:
-            raise ValueError(f"ProxyNCA(scale={scale}): scale must be positive")
+            raise UserError(f"ProxyNCA(scale={scale}): scale must be positive")
         self.scale = scale
         self.proxies = nn.Parameter(torch.randn(classes, dim))
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: each query's own proxy against all others."""
         if self.proxies.shape[1] != pairs.queries.shape[1]:
-            raise ValueError(
+            raise UserError(
                 f"embeddings have {pairs.queries.shape[1]} dimensions: "
                 f"ProxyNCA(dim={self.proxies.shape[1]}) needs dim={pairs.queries.shape[1]}"
             )

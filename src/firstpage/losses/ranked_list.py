@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_mean, masked_sum
 from firstpage.mining import nontrivial
 from firstpage.pairs import Pairs
@@ -25,7 +26,7 @@ def ranked_list(pairs: Pairs, alpha: float = 1.2, margin: float = 0.4, temperatu
     mined = nontrivial(alpha, margin)(pairs, None)
     distance = pairs.distance
     too_close = alpha - distance
-    # Eq. 9 and its normalisation: a softmax over the non-trivial negatives, stable at any temperature.
+    # Eq. 9 and its normalization: a softmax over the non-trivial negatives, stable at any temperature.
     exponent = (temperature * too_close.detach()).masked_fill(~mined.negative_mask, -1e30)
     weight = exponent.softmax(dim=1)
     return masked_mean(distance - (alpha - margin), mined.positive_mask) + masked_sum(
@@ -68,11 +69,11 @@ class RankedList(Loss):
     ) -> None:
         super().__init__(reduction)
         if not (0 < alpha <= 2 and 0 <= margin <= alpha):
-            raise ValueError(
+            raise UserError(
                 f"RankedList(alpha={alpha}, margin={margin}): need 0 <= margin <= alpha <= 2, alpha > 0"
             )
         if not 0 <= temperature < float("inf"):
-            raise ValueError(f"RankedList(temperature={temperature}): need 0 <= temperature < infinity")
+            raise UserError(f"RankedList(temperature={temperature}): need 0 <= temperature < infinity")
         self.alpha = alpha
         self.margin = margin
         self.temperature = temperature

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from torch import Generator
 
 from firstpage._spelling import meant
+from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
 from firstpage.losses.binomial_deviance import BinomialDeviance
@@ -86,27 +87,27 @@ def create(name: str, **overrides: object) -> Loss:
     0.05
     >>> create("epsnh")
     Traceback (most recent call last):
-    ValueError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
+    firstpage.errors.UserError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
     >>> create("epshn", temperature="warm")
     Traceback (most recent call last):
-    ValueError: loss 'epshn': temperature='warm': must be a number
+    firstpage.errors.UserError: loss 'epshn': temperature='warm': must be a number
     """
     if name not in _ROWS:
-        raise ValueError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
+        raise UserError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
     build, settings = _ROWS[name]
     known = inspect.signature(build).parameters
     for key, value in overrides.items():
         if key not in known:
-            raise ValueError(
+            raise UserError(
                 f"loss {name!r}: no setting {key!r}; {meant(key, known)}it takes {', '.join(known)}"
             )
         needed = _needed(value, known[key].annotation)
         if needed:
-            raise ValueError(f"loss {name!r}: {key}={value!r}: must be {needed}")
+            raise UserError(f"loss {name!r}: {key}={value!r}: must be {needed}")
     given = settings | overrides
     missing = [key for key, value in known.items() if value.default is value.empty and key not in given]
     if missing:
-        raise ValueError(f"loss {name!r} needs {', '.join(missing)}: create({name!r}, {missing[0]}=...)")
+        raise UserError(f"loss {name!r} needs {', '.join(missing)}: create({name!r}, {missing[0]}=...)")
     return build(**given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs, full_precision, unit
 
@@ -40,7 +41,7 @@ class SpectralClustering(Loss):
     """Spectral clustering loss: the embeddings should span the classes' indicator vectors, and nothing else.
 
     From: Law et al., Deep Spectral Clustering Learning, ICML 2017, §3; Ranked List, §2.1.2. It costs a D × D
-    factorisation a step. C has the rank of the batch's classes; FF† is the projector on all of F's columns,
+    factorization a step. C has the rank of the batch's classes; FF† is the projector on all of F's columns,
     not on its leading singular vectors alone, so every direction that holds no class is pushed out. The
     authors compute loss and gradient in closed form from sub-matrices; here autograd does, in one piece.
 
@@ -60,14 +61,14 @@ class SpectralClustering(Loss):
     def __init__(self, ridge: float = 1e-3, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if not ridge > 0:
-            raise ValueError(f"SpectralClustering(ridge={ridge}): ridge must be positive, such as 1e-3")
+            raise UserError(f"SpectralClustering(ridge={ridge}): ridge must be positive, such as 1e-3")
         self.ridge = ridge
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: the squared error of each query's row of the projector."""
         images, dimensions = pairs.candidates.shape
         if images <= dimensions:
-            raise ValueError(
+            raise UserError(
                 f"embeddings: {images} images of {dimensions} dimensions: SpectralClustering needs more "
                 f"images than dimensions: take batches larger than {dimensions}, or fewer dimensions"
             )

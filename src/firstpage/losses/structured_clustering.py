@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs
 
@@ -58,9 +59,9 @@ class StructuredClustering(Loss):
     def __init__(self, gamma: float = 1.0, refinements: int = 2, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
         if not gamma >= 0:
-            raise ValueError(f"StructuredClustering(gamma={gamma}): gamma must not be negative")
+            raise UserError(f"StructuredClustering(gamma={gamma}): gamma must not be negative")
         if refinements < 0:
-            raise ValueError(f"StructuredClustering(refinements={refinements}): must not be negative")
+            raise UserError(f"StructuredClustering(refinements={refinements}): must not be negative")
         self.gamma = gamma
         self.refinements = refinements
 
@@ -102,7 +103,7 @@ def _facilities_shapes(
 
 
 class _Search:
-    """Loss-augmented facility location: maximise F(S) + γ(1 − NMI(S, y))."""
+    """Loss-augmented facility location: maximize F(S) + γ(1 − NMI(S, y))."""
 
     def __init__(self, distance: Tensor, labels: Tensor, gamma: float) -> None:
         self.distance = distance  # [Q, C]

@@ -7,6 +7,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.mining import boundary
 from firstpage.pairs import Pairs, unit
@@ -65,13 +66,13 @@ class TopKPrecision(Loss):
     ) -> None:
         super().__init__(reduction)
         if not isinstance(k, SupportsIndex):
-            raise ValueError(f"TopKPrecision(k={k}): k must be a whole number")
+            raise UserError(f"TopKPrecision(k={k}): k must be a whole number")
         if k < 1:
-            raise ValueError(f"TopKPrecision(k={k}): k must be at least 1")
+            raise UserError(f"TopKPrecision(k={k}): k must be at least 1")
         if not 0 <= margin < float("inf"):
-            raise ValueError(f"TopKPrecision(margin={margin}): need 0 <= margin < infinity")
+            raise UserError(f"TopKPrecision(margin={margin}): need 0 <= margin < infinity")
         if not decorrelation >= 0:
-            raise ValueError(
+            raise UserError(
                 f"TopKPrecision(decorrelation={decorrelation}): decorrelation must not be negative"
             )
         self.k = k
@@ -83,8 +84,8 @@ class TopKPrecision(Loss):
         terms = topk_precision(pairs, self.k, self.margin)
         if self.decorrelation:
             vectors = unit(pairs.queries)
-            centred = vectors - vectors.mean(dim=0)
-            covariance = centred.T @ centred / len(vectors)  # [D, D]
+            centered = vectors - vectors.mean(dim=0)
+            covariance = centered.T @ centered / len(vectors)  # [D, D]
             identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
             terms = terms + self.decorrelation * torch.linalg.matrix_norm(covariance - identity)
         return terms

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_mean, masked_sum
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
 from firstpage.pairs import Pairs
@@ -95,9 +96,9 @@ class Triplet(MinedLoss):
     ) -> None:
         super().__init__(positives, negatives, mining, generator, reduction)
         if not isinstance(form, str) or form not in _MARGINS:
-            raise ValueError(f"Triplet(form={form!r}): choose one of {', '.join(_MARGINS)}")
+            raise UserError(f"Triplet(form={form!r}): choose one of {', '.join(_MARGINS)}")
         if margin is not None and not margin >= 0:
-            raise ValueError(f"Triplet(margin={margin}): margin must not be negative")
+            raise UserError(f"Triplet(margin={margin}): margin must not be negative")
         self.form: Form = form
         self.margin = _MARGINS[form] if margin is None else margin
 

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Generator
 
+from firstpage.errors import UserError
 from firstpage.mining.mined import Mined, Strategy
 from firstpage.pairs import Pairs
 
@@ -31,9 +32,9 @@ def boundary(k: int = 5, margin: float = 0.1) -> Strategy:
     >>> loss = losses.NCA(mining=boundary(k=2, margin=0.1))
     """
     if not isinstance(k, int) or k < 1:
-        raise ValueError(f"boundary(k={k}): k must be at least 1")
+        raise UserError(f"boundary(k={k}): k must be at least 1")
     if not 0 <= margin < float("inf"):
-        raise ValueError(f"boundary(margin={margin}): need 0 <= margin < infinity")
+        raise UserError(f"boundary(margin={margin}): need 0 <= margin < infinity")
     return partial(_boundary, k=k, margin=margin)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from firstpage.errors import UserError
 from firstpage.pairs import Pairs
 
 __all__ = ["NEGATIVES", "NegativeStrategy", "distance_weighted", "for_pairs", "log_density", "semihard"]
@@ -45,7 +46,7 @@ def semihard(beyond: float | None = None) -> NegativeStrategy:
     (tensor([0, 1]), tensor([1, 0]), tensor([2, 2]))
     """
     if beyond is not None and not 0 <= beyond < 2:
-        raise ValueError(f"semihard(beyond={beyond}): beyond is a distance on the sphere, 0 <= beyond < 2")
+        raise UserError(f"semihard(beyond={beyond}): beyond is a distance on the sphere, 0 <= beyond < 2")
     return partial(_semihard, beyond=beyond)
 
 
@@ -84,9 +85,9 @@ def distance_weighted(floor: float = 0.5, cutoff: float = 1.4, temperature: floa
     True
     """
     if not 0 < floor < cutoff <= 2:
-        raise ValueError(f"distance_weighted(floor={floor}, cutoff={cutoff}): need 0 < floor < cutoff <= 2")
+        raise UserError(f"distance_weighted(floor={floor}, cutoff={cutoff}): need 0 < floor < cutoff <= 2")
     if not temperature > 0:
-        raise ValueError(f"distance_weighted(temperature={temperature}): temperature must be positive")
+        raise UserError(f"distance_weighted(temperature={temperature}): temperature must be positive")
     return partial(_distance_weighted, floor=floor, cutoff=cutoff, temperature=temperature)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Generator
 
+from firstpage.errors import UserError
 from firstpage.mining.mined import Mined, Strategy
 from firstpage.pairs import Pairs
 
@@ -22,9 +23,9 @@ def nontrivial(alpha: float = 1.2, margin: float = 0.4) -> Strategy:
     ((tensor([0, 1]), tensor([1, 0])), (tensor([0, 1, 2, 2]), tensor([2, 2, 0, 1])))
     """
     if not 0 < alpha <= 2:
-        raise ValueError(f"nontrivial(alpha={alpha}): alpha is a distance on the sphere, 0 < alpha <= 2")
+        raise UserError(f"nontrivial(alpha={alpha}): alpha is a distance on the sphere, 0 < alpha <= 2")
     if not 0 <= margin <= alpha:
-        raise ValueError(f"nontrivial(margin={margin}): need 0 <= margin <= alpha={alpha}")
+        raise UserError(f"nontrivial(margin={margin}): need 0 <= margin <= alpha={alpha}")
     return partial(_nontrivial, alpha=alpha, margin=margin)
 
 

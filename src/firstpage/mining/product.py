@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import Generator
 
+from firstpage.errors import UserError
 from firstpage.mining.mined import Mined, Strategy
 from firstpage.mining.negatives import NEGATIVES, NegativeStrategy
 from firstpage.mining.positives import POSITIVES, PositiveStrategy
@@ -46,7 +47,7 @@ def product(positives: str | PositiveStrategy, negatives: str | NegativeStrategy
 
     >>> product("hardest", "all")
     Traceback (most recent call last):
-    ValueError: positives='hardest': choose one of all, easy, hard, random
+    firstpage.errors.UserError: positives='hardest': choose one of all, easy, hard, random
     """
     return partial(
         _product,
@@ -59,7 +60,7 @@ def _named(argument: str, value: str | T, known: dict[str, T]) -> T:
     if callable(value):
         return value
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{argument}={value!r}: choose one of {', '.join(known)}")
+        raise UserError(f"{argument}={value!r}: choose one of {', '.join(known)}")
     return known[value]
 
 

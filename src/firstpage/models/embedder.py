@@ -22,10 +22,11 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.decode import open_regular
 from firstpage.data.framing import Framing
 from firstpage.data.progress import progress_bar
+from firstpage.errors import UserError
 from firstpage.models import backbones
 from firstpage.models.pooling import Pooling
-from firstpage.models.settings import ModelSettings
 from firstpage.pairs import unit
+from firstpage.recipes.settings import ModelSettings
 
 __all__ = ["Embedder", "Pixels"]
 
@@ -54,7 +55,7 @@ class _Level(nn.Sequential):
             layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
         if settings.head != "none":
             layers.append(nn.Linear(width, settings.dim))
-        if settings.standardise:
+        if settings.standardize:
             layers.append(nn.BatchNorm1d(width if settings.head == "none" else settings.dim, affine=False))
         super().__init__(*layers)
 
@@ -63,7 +64,7 @@ class Embedder(nn.Module):
     """Backbone → pooling → optional layer norm → head → unit vector.
 
     Build one with `Embedder.create`, or `Embedder.load` a saved one. The call takes images as the network
-    sees them, float [B, 3, crop, crop], normalised; `embed` takes plain images, files or stored pixels.
+    sees them, float [B, 3, crop, crop], normalized; `embed` takes plain images, files or stored pixels.
 
     Args:
         settings: what it is made of.
@@ -100,7 +101,7 @@ class Embedder(nn.Module):
         return cls(ModelSettings(**settings))
 
     def raw(self, images: Tensor) -> tuple[Tensor, ...]:
-        """The vectors of each level [B, dim], not normalised: what the losses take.
+        """The vectors of each level [B, dim], not normalized: what the losses take.
 
         >>> model = Embedder.create(backbone="small", head="multilevel", dim=8, stored=48)
         >>> [level.shape[1] for level in model.raw(torch.zeros(2, 3, 48, 48))]
@@ -110,7 +111,7 @@ class Embedder(nn.Module):
         return tuple(head(stage) for head, stage in zip(self.heads, stages, strict=True))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Unit vectors [B, dim]; levels are concatenated first and normalised once."""
+        """Unit vectors [B, dim]; levels are concatenated first and normalized once."""
         return unit(torch.cat(self.raw(images), dim=1).float())
 
     @property
@@ -142,7 +143,7 @@ class Embedder(nn.Module):
 
     @property
     def preprocess(self) -> Augment:
-        """How stored pixels become the network's input when nothing is random: the central crop, normalised.
+        """How stored pixels become the network's input when nothing is random: the central crop, normalized.
 
         >>> Embedder.create(backbone="small", dim=4, stored=48, crop=40).preprocess.size
         40
@@ -170,7 +171,7 @@ class Embedder(nn.Module):
             half: run the network in bfloat16; on a GPU if left out.
 
         Raises:
-            ValueError: a file cannot be decoded (it is named), an array is not an image, or it is no list.
+            UserError: a file cannot be decoded (it is named), an array is not an image, or it is no list.
 
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
         >>> model.embed([Image.new("RGB", (60, 80)), np.zeros((5, 5, 3), np.uint8)], progress=False).shape
@@ -209,12 +210,12 @@ class Embedder(nn.Module):
                 return np.asarray(self.framing.read(file))
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-                raise ValueError(
+                raise UserError(
                     f"images: array {image.dtype} {image.shape}: an image is uint8 [height, width, 3]"
                 )
             image = Image.fromarray(image)
         if not isinstance(image, Image.Image):
-            raise ValueError(f"images: got {type(image).__name__}: give files, Pillow images or uint8 arrays")
+            raise UserError(f"images: got {type(image).__name__}: give files, Pillow images or uint8 arrays")
         return np.asarray(self.framing.square(image.convert("RGB")))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -242,7 +243,7 @@ class Embedder(nn.Module):
 
         Raises:
             FileNotFoundError: there is no such folder, or it holds no saved embedder.
-            ValueError: its files do not fit together.
+            UserError: its files do not fit together.
 
         >>> Embedder.load("nowhere")
         Traceback (most recent call last):
@@ -258,12 +259,12 @@ class Embedder(nn.Module):
         except ValueError:
             about = {}
         if not isinstance(about, dict) or about.get("firstpage") != VERSION:
-            raise ValueError(f"{source / 'config.json'}: not a firstpage model of version {VERSION}")
+            raise UserError(f"{source / 'config.json'}: not a firstpage model of version {VERSION}")
         model = cls(ModelSettings(**about["model"]))
         try:
             model.load_state_dict(load_file(source / "model.safetensors"))
         except (RuntimeError, SafetensorError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{source}: model.safetensors does not fit config.json: {error}".split("\n")[0]
             ) from None
         return model.to(device).eval()
@@ -271,9 +272,9 @@ class Embedder(nn.Module):
 
 def _check_many(images: object) -> None:
     if isinstance(images, str | os.PathLike | Image.Image):
-        raise ValueError(f"images={images!r}: is one image: give a list of them")
+        raise UserError(f"images={images!r}: is one image: give a list of them")
     if isinstance(images, Catalog):
-        raise ValueError(
+        raise UserError(
             "images: got a Catalog: give a PixelStore of it, or [catalog.path(row) for row in rows]"
         )
 

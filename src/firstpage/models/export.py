@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from firstpage import durable
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 
 __all__ = ["export", "input_words"]
 
 _RESIZES = {
     "squash": "both sides scaled to {}",
-    "shorter": "shorter side scaled to {}, centre kept",
+    "shorter": "shorter side scaled to {}, center kept",
     "pad": "longer side scaled to {}, filled up with white",
 }
 
@@ -26,7 +27,7 @@ _RESIZES = {
 def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> Path:
     """Write the network as ONNX for any batch size, and check it against onnxruntime where there is one.
 
-    The input is `images`, float32 [batch, 3, crop, crop], normalised; the output `embeddings`, unit vectors.
+    The input is `images`, float32 [batch, 3, crop, crop], normalized; the output `embeddings`, unit vectors.
     How a photo becomes such an input is in the file: its description says what `input_words` does, and its
     metadata has `mean`, `std`, `crop`, `stored`, `resize` and `dim`, each as JSON.
 
@@ -36,8 +37,8 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
         tolerance: largest difference of an entry that is accepted.
 
     Raises:
-        ImportError: the exporter is not installed.
-        ValueError: onnxruntime gives other vectors.
+        UserError: the exporter is not installed.
+        UserError: onnxruntime gives other vectors.
 
     >>> import tempfile
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
@@ -49,7 +50,7 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ImportError("export needs onnx and onnxscript: pip install firstpage[onnx]") from None
+        raise UserError("export needs onnx and onnxscript: pip install firstpage[onnx]") from None
     target = durable.check(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).cpu().eval()  # where the figures to compare with are exact
@@ -88,7 +89,7 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
         found = torch.from_numpy(session.run(None, {"images": images[:2].numpy()})[0])
         difference = (found - expected).abs().max().item()
         if not difference <= tolerance:
-            raise ValueError(f"export({str(target)!r}): onnxruntime differs by {difference:.1e}: not written")
+            raise UserError(f"export({str(target)!r}): onnxruntime differs by {difference:.1e}: not written")
     durable.write(target, data)
     return target
 

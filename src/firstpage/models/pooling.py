@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
+
 __all__ = ["POOLINGS", "Pooling"]
 
 POOLINGS = ("avg", "max", "avg+max", "gem", "cls")
@@ -14,8 +16,8 @@ class Pooling(nn.Module):
     """One vector [B, C] from a map [B, C, h, w] or from tokens [B, prefix + patches, C], class token first.
 
     Args:
-        kind: `avg`, `max`, their sum `avg+max` (best for pretrained ResNets), `gem` (the generalised mean
-            with a learnt exponent) or `cls` (the class token; tokens only).
+        kind: `avg`, `max`, their sum `avg+max` (best for pretrained ResNets), `gem` (the generalized mean
+            with a learned exponent) or `cls` (the class token; tokens only).
         prefix: tokens that are no patches: a class token, registers. They are not pooled.
 
     >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
@@ -27,7 +29,7 @@ class Pooling(nn.Module):
     def __init__(self, kind: str, prefix: int = 1) -> None:
         super().__init__()
         if kind not in POOLINGS:
-            raise ValueError(f"pooling={kind!r}: choose one of {', '.join(POOLINGS)}")
+            raise UserError(f"pooling={kind!r}: choose one of {', '.join(POOLINGS)}")
         self.kind, self.prefix = kind, prefix
         self.exponent = nn.Parameter(torch.tensor(3.0)) if kind == "gem" else None
 
@@ -35,7 +37,7 @@ class Pooling(nn.Module):
         """[B, C]."""
         if self.kind == "cls":
             if features.ndim != 3 or not self.prefix:
-                raise ValueError(
+                raise UserError(
                     "pooling='cls': this backbone has no class token: choose avg, max, avg+max or gem"
                 )
             return features[:, 0]

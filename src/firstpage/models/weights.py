@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from firstpage.data.cache import cache_folder
+from firstpage.errors import UserError
 
 if TYPE_CHECKING:
     from firstpage.models.backbones import Backbone
@@ -58,7 +59,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
         name: what the backbone is called, for `"imagenet"` and for messages.
 
     Raises:
-        ValueError: the file is of another network, or not readable, or there is none of that name.
+        UserError: the file is of another network, or not readable, or there is none of that name.
         FileNotFoundError: the file is not there, or could not be fetched.
 
     >>> from firstpage.models import backbones
@@ -74,9 +75,9 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
     entries = backbone.adapt(state)
     misfits = _misfits(backbone, entries)
     if misfits:
-        network = _recognise(state)
+        network = _recognize(state)
         looks = f"it looks like {network}: create({network!r}, ...)" if network else f"{_listed(misfits)}"
-        raise ValueError(f"weights={str(weights)!r}: a weights file of another network than {name}; {looks}")
+        raise UserError(f"weights={str(weights)!r}: a weights file of another network than {name}; {looks}")
     backbone.load_state_dict(entries, strict=False)
 
 
@@ -91,7 +92,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".pth", ".pt"):
-        raise ValueError(f"weights={str(path)!r}: give a .safetensors, .pth or .pt file, or 'imagenet'")
+        raise UserError(f"weights={str(path)!r}: give a .safetensors, .pth or .pt file, or 'imagenet'")
     if not path.is_file():
         raise FileNotFoundError(f"weights={str(path)!r}: no such file; give a path or 'imagenet'")
     try:
@@ -100,12 +101,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0].rstrip(". ")
-        raise ValueError(
+        raise UserError(
             f"weights={str(path)!r}: not a readable file of tensors ({reason}); fetch it again, or save a "
             "state dict with torch.save or safetensors"
         ) from None
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(
+        raise UserError(
             f"weights={str(path)!r}: holds more than tensors by name; torch.save its state dict alone"
         )
     return dict(state)
@@ -123,15 +124,15 @@ def fetch(name: str, fits: bool = True) -> Path:
 
     >>> fetch("small")
     Traceback (most recent call last):
-    ValueError: weights='imagenet': none are published for small; leave weights out, or give a path
+    firstpage.errors.UserError: weights='imagenet': none are published for small; leave weights ...
     """
     if name not in _PUBLISHED:
         where = f"the path of {_ELSEWHERE[name]}" if name in _ELSEWHERE else "a path"
-        raise ValueError(
+        raise UserError(
             f"weights='imagenet': none are published for {name}; leave weights out, or give {where}"
         )
     if not fits:
-        raise ValueError(
+        raise UserError(
             f"weights='imagenet': torchvision's file of {name} is for strides='v1.5'; "
             "leave strides out, or give the path of a v1 file"
         )
@@ -142,7 +143,7 @@ def fetch(name: str, fits: bool = True) -> Path:
     if not path.is_file():
         _download(f"{_HOST}/{file}", path, expected)
     elif not _digest(path).startswith(expected):
-        raise ValueError(
+        raise UserError(
             f"weights='imagenet': {path} is damaged, its sha256 does not begin {expected}; "
             "delete it, and it is fetched again"
         )
@@ -193,7 +194,7 @@ def _listed(misfits: list[str]) -> str:
     return ", ".join(misfits[:3]) + more
 
 
-def _recognise(state: Mapping[str, Tensor]) -> str | None:
+def _recognize(state: Mapping[str, Tensor]) -> str | None:
     """The backbone that a file fits, if any does."""
     # Here, because backbones load their weights through this module.
     from firstpage.models.backbones import create, names

@@ -1,19 +1,23 @@
-"""Recipes that come with the package: one TOML a row of a paper's table, and the demonstration's."""
+"""Recipes: every setting of a training run as data, and those that come with the package.
+
+`recipe.py` has the class, `settings.py` the keys of each section with their defaults, and every `.toml` file
+here is a recipe by its name. Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from firstpage._spelling import meant
-from firstpage.training.recipe import Recipe
+from firstpage.recipes.recipe import Recipe
 
-__all__ = ["find", "names"]
+__all__ = ["Recipe", "find", "names"]
 
 _HERE = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The recipes that come with the package.
+    """Return the names of the recipes that come with the package.
 
     >>> "cub-topk" in names()
     True
@@ -22,7 +26,7 @@ def names() -> list[str]:
 
 
 def find(name: str | None) -> Recipe:
-    """The recipe of a file or of that name; the default one if there is none.
+    """Return the recipe with that name or in that file; without one, the default recipe.
 
     >>> find("cub-topk").model.backbone
     'resnet50'

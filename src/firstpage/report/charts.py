@@ -1,4 +1,4 @@
-"""Figures as part of the page: vector graphics in the page's own colours, which turn dark with it."""
+"""Figures as part of the page: vector graphics in the page's own colors, which turn dark with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from firstpage.figures.roc import plot_roc
 from firstpage.figures.style import Style, literal
 from firstpage.report.markup import Html, named, tag, text
 from firstpage.report.measure import Measured
-from firstpage.training.record import Series
+from firstpage.runs.record import Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,13 +30,13 @@ HEALTH = {
     "spread": "Spread: 0 if all images are one point, about 1 if they fill the sphere",
     "collapse": "Collapse: 1 if all images lie on one line, 1/D if D dimensions are used alike",
     "active_pairs": "Share of pairs whose similarity the loss still wants changed",
-    "idle_anchors": "Share of queries from which nothing is learnt",
+    "idle_anchors": "Share of queries from which nothing is learned",
     "gradient_norm": "Norm of the gradient",
-    "beta": "Mean of the learnt boundaries β",
+    "beta": "Mean of the learned boundaries β",
 }
 
-RUNS = 6  # colours for runs; after them they repeat, with other lines
-# Matplotlib knows no variables of CSS. It is given colours nobody would choose, and they are replaced.
+RUNS = 6  # colors for runs; after them they repeat, with other lines
+# Matplotlib knows no variables of CSS. It is given colors nobody would choose, and they are replaced.
 _STAND_INS = {"ink": "#010203", "faint": "#010204", "right": "#010205", "wrong": "#010206"} | {
     f"run-{number}": f"#01021{number}" for number in range(RUNS)
 }
@@ -48,7 +48,7 @@ LOOK = Style(
     paper="none",
     ink=_STAND_INS["ink"],
     faint=_STAND_INS["faint"],
-    colours=tuple(_STAND_INS[f"run-{number}"] for number in range(RUNS)),
+    colors=tuple(_STAND_INS[f"run-{number}"] for number in range(RUNS)),
     right=_STAND_INS["right"],
     wrong=_STAND_INS["wrong"],
 )
@@ -133,7 +133,7 @@ def along(runs: Mapping[str, Series | None], name: str) -> Figure:
     """A logged number along the steps of one run or several. Where one ceased to be finite is marked.
 
     Args:
-        runs: steps and values of each; None for a run that did not log it, so that others keep their colour.
+        runs: steps and values of each; None for a run that did not log it, so that others keep their color.
         name: what it is.
 
     >>> figure = along({"a": ([0, 10, 20], [3.0, 2.0, float("nan")])}, "loss")

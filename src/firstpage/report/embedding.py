@@ -54,8 +54,8 @@ def principal_positions(vectors: Tensor) -> NDArray[np.float64]:
     >>> principal_positions(torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.1, 0.0]])).shape
     (3, 2)
     """
-    centred = vectors.double() - vectors.double().mean(dim=0)
-    left, values, _ = torch.linalg.svd(centred, full_matrices=False)
+    centered = vectors.double() - vectors.double().mean(dim=0)
+    left, values, _ = torch.linalg.svd(centered, full_matrices=False)
     found = left[:, :2] * values[:2]
     # One dimension alone makes a line.
     return torch.nn.functional.pad(found, (0, 2 - found.shape[1])).numpy()

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from firstpage.models.settings import ModelSettings
-from firstpage.training.recipe import Recipe
-from firstpage.training.record import Record
+from firstpage.recipes.recipe import Recipe
+from firstpage.recipes.settings import ModelSettings
+from firstpage.runs.record import Record
 
 __all__ = ["called", "differences", "facts", "model_facts"]
 
@@ -31,7 +31,7 @@ def facts(record: Record) -> dict[str, str]:
         **model_facts(recipe.model),
         "Weights at the start": Path(model.weights).name if model.weights else "none",
         "Batch": f"{recipe.batch.size}, {recipe.batch.images_per_class} a class",
-        "Optimiser": f"{recipe.optimiser.name}, rate {recipe.optimiser.lr:g}",
+        "Optimizer": f"{recipe.optimizer.name}, rate {recipe.optimizer.lr:g}",
         "Epochs": str(recipe.schedule.epochs),
         "Schedule": recipe.schedule.kind,
         "Best epoch": result.get("epoch"),

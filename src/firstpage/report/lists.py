@@ -28,7 +28,7 @@ def retrieved(runs: Mapping[str, Measured], album: Album, page: Sequence[str]) -
     Args:
         runs: by name, all of the same test.
         album: pictures of its catalog.
-        page: the names of all runs of the page: a run has one colour throughout.
+        page: the names of all runs of the page: a run has one color throughout.
     """
     whose = (" of ", named(", ".join(runs))) if len(runs) < len(page) else ()
     first = next(iter(runs.values()))

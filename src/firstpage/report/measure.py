@@ -47,10 +47,10 @@ class Measured:
 
     >>> from pathlib import Path
     >>> from firstpage.data.catalog import Catalog
-    >>> from firstpage.training.splits import Search
+    >>> from firstpage.data.splits import QueryGallery
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
-    >>> subject = Subject("toy", catalog, Search(np.arange(4)), points)
+    >>> subject = Subject("toy", catalog, QueryGallery(np.arange(4)), points)
     >>> found = evaluate(points, subject.labels)
     >>> Measured(subject, found, None, None).classes[0]["class"]
     'wren'
@@ -163,10 +163,10 @@ def measure(subject: Subject, *, clustering: bool = True) -> Measured:
 
     >>> from pathlib import Path
     >>> from firstpage.data.catalog import Catalog
-    >>> from firstpage.training.splits import Search
+    >>> from firstpage.data.splits import QueryGallery
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
-    >>> subject = Subject("toy", catalog, Search(np.arange(4)), points)
+    >>> subject = Subject("toy", catalog, QueryGallery(np.arange(4)), points)
     >>> measured = measure(subject)
     >>> measured.headline()
     'toy on toy: 4 queries among one another, 2 of 2 classes, paper protocol'

@@ -12,6 +12,7 @@ import numpy as np
 
 import firstpage
 from firstpage import durable
+from firstpage.errors import UserError
 from firstpage.figures.style import apart
 from firstpage.models.embedder import Embedder
 from firstpage.report.charts import curves, health
@@ -23,8 +24,8 @@ from firstpage.report.measure import Measured, measure
 from firstpage.report.pictures import Album
 from firstpage.report.subject import Subject
 from firstpage.report.tables import classes, comparison, metrics, swatch, tiles, what_ran
-from firstpage.training.record import Record
-from firstpage.training.run import fingerprint
+from firstpage.runs.folder import fingerprint
+from firstpage.runs.record import Record
 
 __all__ = ["page", "report", "write"]
 
@@ -79,14 +80,14 @@ def report(
 
     Raises:
         FileNotFoundError: no run there, or no data.
-        ValueError: no run was given, or one does not fit the data.
+        UserError: no run was given, or one does not fit the data.
 
     >>> report([])
     Traceback (most recent call last):
-    ValueError: runs=[]: name at least one run folder
+    firstpage.errors.UserError: runs=[]: name at least one run folder
     """
     if not runs:
-        raise ValueError("runs=[]: name at least one run folder")
+        raise UserError("runs=[]: name at least one run folder")
     names = _names(runs)
     target = durable.check(out if out is not None else Path(runs[0], "report.html"))
     for run in runs:
@@ -108,7 +109,7 @@ def write(runs: Mapping[str, Measured], path: str | os.PathLike[str]) -> Path:
 
     >>> write({}, "report.html")
     Traceback (most recent call last):
-    ValueError: runs={}: measure at least one
+    firstpage.errors.UserError: runs={}: measure at least one
     """
     target, text = Path(path), page(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,14 +124,14 @@ def page(runs: Mapping[str, Measured]) -> Html:
         runs: what was measured, by the name to show.
 
     Raises:
-        ValueError: nothing was measured.
+        UserError: nothing was measured.
 
     >>> page({})
     Traceback (most recent call last):
-    ValueError: runs={}: measure at least one
+    firstpage.errors.UserError: runs={}: measure at least one
     """
     if not runs:
-        raise ValueError("runs={}: measure at least one")
+        raise UserError("runs={}: measure at least one")
     groups = _alike(runs)
     sections = [section for section in _sections(runs, groups) if section[2]]
     nav = tag("nav", tag("ul", *(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)))
@@ -282,5 +283,5 @@ def _names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The folders' names, told apart."""
     names = apart(runs)
     if len({*names}) < len(names):
-        raise ValueError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
+        raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
     return names

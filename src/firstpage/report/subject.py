@@ -14,16 +14,16 @@ from torch import Tensor
 
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
+from firstpage.data.splits import QueryGallery, unreadable_note
 from firstpage.data.store import PixelStore
+from firstpage.errors import UserError
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
-from firstpage.models.settings import ModelSettings
+from firstpage.recipes.settings import ModelSettings, TrainSettings
 from firstpage.report.facts import called
-from firstpage.training.record import Record
-from firstpage.training.settings import TrainSettings
-from firstpage.training.splits import Search, left_out
-from firstpage.training.tested import as_learnt, learnt_from, tested, unchanged
-from firstpage.training.trained_on import trained_on
+from firstpage.runs.record import Record
+from firstpage.runs.tested import as_learned, learned_from, tested, unchanged
+from firstpage.runs.trained_on import trained_on
 
 __all__ = ["Subject"]
 
@@ -44,14 +44,14 @@ class Subject:
         notes: what is to be known of the data, such as images that cannot be read.
 
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
-    >>> subject = Subject("toy", catalog, Search(np.arange(4)), torch.eye(4))
+    >>> subject = Subject("toy", catalog, QueryGallery(np.arange(4)), torch.eye(4))
     >>> subject.labels.tolist(), subject.gallery_labels, subject.own_data
     ([0, 0, 1, 1], None, False)
     """
 
     name: str
     catalog: Catalog
-    search: Search
+    search: QueryGallery
     queries: Tensor
     gallery: Tensor | None = None
     protocol: str = "paper"
@@ -75,7 +75,7 @@ class Subject:
         Args:
             folder: a run folder (its best model is judged), or the folder of a saved embedder.
             data: a data set; that of the run, where it was, if left out. Of one without splits the classes
-                held out of training are searched where the run learnt from it, all images where it did not.
+                held out of training are searched where the run learned from it, all images where it did not.
             protocol: `paper` or `fair`, as in training; the run's own if left out, `paper` for a model.
             device: where; a GPU where there is one if left out.
             cache: where stores of pixels are kept; the user's cache if left out.
@@ -83,7 +83,7 @@ class Subject:
 
         Raises:
             FileNotFoundError: no model there, or no data.
-            ValueError: the data has no test, or not under that protocol.
+            UserError: the data has no test, or not under that protocol.
 
         >>> Subject.open("nowhere")
         Traceback (most recent call last):
@@ -94,7 +94,7 @@ class Subject:
         model = Embedder.load(source, choose(device))
         settings = TrainSettings() if record is None else record.recipe.train
         if protocol == "fair" and record is not None and settings.protocol == "paper":
-            raise ValueError(
+            raise UserError(
                 f"protocol='fair': {folder} chose its best epoch on the test classes: "
                 "leave it out, or train with train.protocol=fair"
             )
@@ -106,11 +106,11 @@ class Subject:
         elif record is not None:
             catalog = trained_on(record)
         else:
-            raise ValueError(f"{folder}: a saved model does not know its data: name it by --data")
-        catalog = as_learnt(record, catalog)
+            raise UserError(f"{folder}: a saved model does not know its data: name it by --data")
+        catalog = as_learned(record, catalog)
         framing = model.framing
         pixels = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
-        search = tested(catalog, pixels.ok, settings, learnt_from(record, catalog))
+        search = tested(catalog, pixels.ok, settings, learned_from(record, catalog))
         vectors = model.embed(pixels, rows=search.queries, progress=progress, half=settings.half).to(
             model.device
         )
@@ -120,7 +120,7 @@ class Subject:
                 model.device
             )
         name = source.resolve().name
-        notes = left_out(catalog, pixels.ok)
+        notes = unreadable_note(catalog, pixels.ok)
         return cls(name, catalog, search, vectors, gallery, settings.protocol, model.settings, record, notes)
 
     @property

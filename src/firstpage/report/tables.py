@@ -8,7 +8,7 @@ from firstpage.report.charts import RUNS
 from firstpage.report.facts import differences, facts, model_facts
 from firstpage.report.markup import Html, join, named, tag
 from firstpage.report.measure import BY_CLASS, Estimate, Measured, written
-from firstpage.training.record import Record
+from firstpage.runs.record import Record
 
 WORST, MOST = 10, 2000  # classes shown at once, and unfolded: the JSON of `evaluate` has all
 HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
@@ -198,7 +198,7 @@ def _facts_beside(runs: Mapping[str, Measured], records: Mapping[str, Record]) -
 
 
 def swatch(number: int) -> Html:
-    """The colour of a run."""
+    """The color of a run."""
     return tag("span", class_="swatch", style=f"--tint: var(--run-{number % RUNS})", aria_hidden="true")
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from firstpage import losses
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
+from firstpage.recipes.recipe import Recipe
 from firstpage.training.memory import Memory
-from firstpage.training.recipe import Recipe
 
 __all__ = ["make_criteria", "total"]
 
@@ -27,9 +28,9 @@ def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) ->
     settings = dict(recipe.loss)
     name = settings.pop("name", None)
     if not isinstance(name, str):
-        raise ValueError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
+        raise UserError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
     if settings.get("reduction") == "none":
-        raise ValueError(
+        raise UserError(
             "loss.reduction='none': training needs one number: choose mean or sum, or leave it out"
         )
     if name == "proxy-nca":
@@ -38,7 +39,7 @@ def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) ->
         if settings.get(key) is True:
             settings[key] = count
         elif isinstance(settings.get(key), int) and settings[key] < count:
-            raise ValueError(
+            raise UserError(
                 f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
             )
     return nn.ModuleList(losses.create(name, **settings) for _ in model.heads)

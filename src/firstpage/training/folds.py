@@ -12,9 +12,10 @@ import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from firstpage.data.catalog import Catalog
+from firstpage.errors import UserError
+from firstpage.recipes.recipe import Recipe
 from firstpage.training.display import SHOWN
 from firstpage.training.loop import fit
-from firstpage.training.recipe import Recipe
 from firstpage.training.result import Result
 
 __all__ = ["fit_folds", "summary"]
@@ -35,19 +36,19 @@ def fit_folds(
         options: those of `fit`.
 
     Raises:
-        ValueError: the recipe's protocol has no folds, or the data says what to select by.
+        UserError: the recipe's protocol has no folds, or the data says what to select by.
 
     >>> from pathlib import Path
     >>> fit_folds(Recipe(), Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}))
     Traceback (most recent call last):
-    ValueError: train.protocol='paper': it has no folds: use train.protocol='fair'
+    firstpage.errors.UserError: train.protocol='paper': it has no folds: use train.protocol='fair'
     """
     if recipe.train.protocol != "fair":
-        raise ValueError(
+        raise UserError(
             f"train.protocol={recipe.train.protocol!r}: it has no folds: use train.protocol='fair'"
         )
     if "val" in catalog.splits:
-        raise ValueError(
+        raise UserError(
             "--folds: the data has a val split to select by, so there is nothing to fold: leave it out"
         )
     return [

@@ -1,7 +1,7 @@
 """The guard against NaN and infinity: it stops a run at the step, and keeps what reproduces it.
 
 On a GPU it never waits. Each step leaves its verdict on the device: a flag that stays up, and a count of the
-steps before it went up. The optimiser is handed the flag as its `found_inf`, by which fused optimisers leave
+steps before it went up. The optimizer is handed the flag as its `found_inf`, by which fused optimizers leave
 their update out (the way of `torch.amp.GradScaler`), so when the host looks, some steps later, the weights
 are still those that produced the first NaN. The rows of the batches since the last look are kept on the
 host; all draws are functions of the seed and the step. So the step can be repeated exactly.
@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
-from firstpage.training.checkpoint import write_state
+from firstpage.recipes.recipe import Recipe
+from firstpage.runs.checkpoint import write_state
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
-from firstpage.training.recipe import Recipe
 
 __all__ = ["Guard", "NotFiniteError", "Scene", "gradients"]
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(UserError):
     """A step whose embeddings, loss or gradient are not finite.
 
     Attributes:
@@ -56,7 +57,7 @@ class Scene:
         model: as it trains.
         criteria: the loss of each level.
         memories: the memory of each level, or none.
-        train: the catalog's rows that are learnt from.
+        train: the catalog's rows that are learned from.
         labels: their classes, from 0 without gaps, on the device.
         inputs: the network's input, given the rows of a batch among `train` and the step.
         half: whether the network runs in bfloat16.
@@ -91,7 +92,7 @@ class Scene:
             "images": self.inputs(rows, step),
             "labels": self.labels[rows],
             "model": self.model.state_dict(),
-            "learnt": [name for name, value in self.model.named_parameters() if value.requires_grad],
+            "learned": [name for name, value in self.model.named_parameters() if value.requires_grad],
             "loss": self.criteria.state_dict(),
             "memories": [memory.state_dict() for memory in self.memories],
             "counts": counts,
@@ -152,7 +153,7 @@ class Guard:
             self._check(self._sums)
 
     def end(self, loss: Tensor, gradients: Iterable[Tensor]) -> None:
-        """The step ends, before the optimiser's: it has gone well if all was finite, until here."""
+        """The step ends, before the optimizer's: it has gone well if all was finite, until here."""
         self._check([*gradients, loss, *self._sums])
         self._sums.clear()
         self.good += self.bad == 0
@@ -165,10 +166,10 @@ class Guard:
         if self.eager and self.bad.item():
             self.look()
 
-    def protect(self, optimiser: torch.optim.Optimizer) -> None:
-        """Keep a fused optimiser from stepping once the flag is up; where looking is free nobody needs it."""
+    def protect(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep a fused optimizer from stepping once the flag is up; where looking is free nobody needs it."""
         if not self.eager:
-            optimiser.found_inf = self.bad  # type: ignore[attr-defined]
+            optimizer.found_inf = self.bad  # type: ignore[attr-defined]
 
     def look(self) -> None:
         """Wait for the device, and stop if a step was bad: before its model is evaluated or kept."""
@@ -198,7 +199,7 @@ class Guard:
         shown = ", ".join(map(str, ids[:4])) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
         raise NotFiniteError(
             f"after step {step}: NaN or infinity on images {shown} ({', '.join(paths[:2])}, …): {again}; "
-            "try a lower optimiser.lr, optimiser.clip=1.0 or train.precision='fp32'",
+            "try a lower optimizer.lr, optimizer.clip=1.0 or train.precision='fp32'",
             step,
             ids,
             path,

@@ -34,8 +34,8 @@ def measure(loss: Loss, pairs: Pairs) -> dict[str, Tensor]:
     - `active_pairs`: of these pairs, the share whose similarity the loss wants changed: ∂loss/∂s ≠ 0.
       Left out for losses that do not look at the similarity of pairs (Proxy-NCA, N-pair, spectral).
     - `idle_anchors`: the share of queries of weight zero: no pair of theirs is active, nor does the loss move
-      their vector in another way. 1 is a batch from which nothing is learnt.
-    - `beta`, `beta_histogram`: the mean of the queries' learnt boundaries β, and how many lie in each of 20
+      their vector in another way. 1 is a batch from which nothing is learned.
+    - `beta`, `beta_histogram`: the mean of the queries' learned boundaries β, and how many lie in each of 20
       equal parts of 0…2; of a margin loss only.
 
     The gradient is that of the loss with respect to the similarity matrix, so any loss over `Pairs` is
@@ -128,7 +128,7 @@ class Watch:
     >>> [watch.see(step, {"collapse": 0.999, "spread": 0.001}) is None for step in (20, 40, 60, 80)]
     [True, True, True, True]
     >>> watch.see(100, {"collapse": 0.999, "spread": 0.001})
-    'step 100: collapsed: any two images are embedded alike (mean cosine 0.999): try a lower optimiser.lr, ...
+    'step 100: collapsed: any two images are embedded alike (mean cosine 0.999): try a lower optimizer.lr, ...
     >>> watch.see(120, {"collapse": 0.9, "spread": 0.06})
     'step 120: no longer collapsed'
     >>> Watch().see(20, {"collapse": 0.999, "spread": 0.001}, last=True) is None
@@ -148,8 +148,8 @@ class Watch:
         if self.in_a_row == self.LOOKS or (last and 0 < self.in_a_row < self.LOOKS):
             self.warnings.append(
                 f"step {step}: collapsed: any two images are embedded alike (mean cosine "
-                f"{1 - figures['spread']:.3f}): try a lower optimiser.lr, semihard or distance-weighted in "
-                "place of hard negatives, or model.standardise=true; best/ holds the best model so far"
+                f"{1 - figures['spread']:.3f}): try a lower optimizer.lr, semihard or distance-weighted in "
+                "place of hard negatives, or model.standardize=true; best/ holds the best model so far"
             )
         elif before >= self.LOOKS and not collapsed:
             self.warnings.append(f"step {step}: no longer collapsed")

@@ -12,27 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.splits import unreadable_note
 from firstpage.data.store import PixelStore, carried
 from firstpage.losses.base import Loss
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.pairs import Pairs
+from firstpage.recipes.recipe import Recipe
+from firstpage.runs.checkpoint import Checkpoints
+from firstpage.runs.folder import Run
 from firstpage.training import health
-from firstpage.training.caching import Levels, backward
-from firstpage.training.checkpoint import Checkpoints
 from firstpage.training.clock import Clock
+from firstpage.training.compiling import compiled
 from firstpage.training.criteria import total
 from firstpage.training.display import Display
-from firstpage.training.draws import draws
+from firstpage.training.gradient_caching import Levels, backward
 from firstpage.training.guard import Guard, Scene, gradients
-from firstpage.training.optimiser import follow, make_optimiser, rate
+from firstpage.training.optimizer import follow, make_optimizer, rate
 from firstpage.training.plan import make_plan
 from firstpage.training.ranks import Ranks, started, sync_batch_norm
-from firstpage.training.recipe import Recipe
-from firstpage.training.replay import compiled
 from firstpage.training.result import Result
-from firstpage.training.run import Run
-from firstpage.training.splits import left_out
+from firstpage.training.seeding import draws
 
 __all__ = ["fit"]
 
@@ -65,7 +65,7 @@ def fit(
         progress: show progress.
 
     Raises:
-        ValueError: the recipe does not fit the data or the machine, or the folder holds another run; nothing
+        UserError: the recipe does not fit the data or the machine, or the folder holds another run; nothing
             has been written then. Or a step came to NaN (`NotFiniteError`), and tells what reproduces it.
         OSError: the disk is full; the last checkpoint is kept.
 
@@ -119,8 +119,8 @@ def _fit(
     embed = compiled(model.raw, place, replay=whole) if recipe.train.compile else model.raw
     half = place.type == "cuda" if recipe.train.half is None else recipe.train.half
     image_ids = torch.from_numpy(roles.train).to(place)
-    optimiser, rates = make_optimiser(recipe.optimiser, model, criteria)
-    learnt = list(model.parameters())  # listed once: a network of many parts is slow to walk through
+    optimizer, rates = make_optimizer(recipe.optimizer, model, criteria)
+    learned = list(model.parameters())  # listed once: a network of many parts is slow to walk through
     backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     average = copy.deepcopy(model) if recipe.train.ema else None
     means = list(average.state_dict().values()) if average is not None else []
@@ -132,12 +132,12 @@ def _fit(
     best_weights: dict[str, Tensor] = {}
     clock, watch = Clock(place), health.Watch()
     step, stale, stopped = 0, 0, False
-    notes = left_out(catalog, pixels.ok)
+    notes = unreadable_note(catalog, pixels.ok)
 
     parts: dict[str, Any] = {
         "model": model,
         "loss": criteria,
-        "optimiser": optimiser,
+        "optimizer": optimizer,
         "sampler": sampler,
         "memories": nn.ModuleList(memories),
         "watch": watch,
@@ -145,11 +145,11 @@ def _fit(
     run.claim(recipe, catalog)
     saved = ranks.told(checkpoints.newest())
     if saved is None:
-        run.begin(recipe, catalog, str(place), [] if catalog.splits else roles.learnt(catalog))
+        run.begin(recipe, catalog, str(place), [] if catalog.splits else roles.train_classes(catalog))
     else:
         with checkpoints.fitting():
             for own, group in zip(
-                optimiser.param_groups, saved["parts"]["optimiser"]["param_groups"], strict=True
+                optimizer.param_groups, saved["parts"]["optimizer"]["param_groups"], strict=True
             ):
                 group["fused"] = own["fused"]  # which goes by the device, and this may be another one
             for name, part in parts.items():
@@ -196,12 +196,12 @@ def _fit(
 
     scene = Scene(recipe, catalog, model, criteria, memories, roles.train, labels, inputs, half, ranks)
     guard = Guard(scene, place, run.folder)
-    guard.protect(optimiser)
+    guard.protect(optimizer)
 
     def judge(epoch: int) -> bool:
         """Measure the model; whether it is the best so far."""
         ranks.agree((average or model).buffers())  # running statistics of batch norms are each rank's own
-        figures = roles.select.measure(average or model, pixels, catalog.labels, ranks, half)
+        figures = ranks.evaluate(average or model, pixels, catalog.labels, roles.validation, half)
         run.log(step=step, epoch=epoch, **figures)
         display.evaluated(epoch, figures)
         result.history.append({"epoch": epoch} | figures)
@@ -222,7 +222,7 @@ def _fit(
         with draws(place, "loss", seed, step - 1):  # to look must not change what comes
             found = health.measure(part, Pairs.of(level, target, **more))
         reading = health.Reading({"loss": loss, "gradient_norm": norm, "verdict": guard.verdict} | found)
-        unread.append((step, epoch, optimiser.param_groups[0]["lr"], reading))
+        unread.append((step, epoch, optimizer.param_groups[0]["lr"], reading))
         if guard.eager:
             read()
 
@@ -241,7 +241,7 @@ def _fit(
     stoppable = checkpoints.stoppable() if ranks.world == 1 else nullcontext()
     with stoppable, checkpoints.explaining():
         with Display(steps, progress) as display:
-            display.say(roles.text(catalog))
+            display.say(roles.summary(catalog))
             for warning in notes:
                 display.say(warning)
             if saved is None:
@@ -254,15 +254,15 @@ def _fit(
                 for parameter in backbone:
                     parameter.requires_grad_(epoch > recipe.schedule.head_epochs)
                 if recipe.train.compile and 1 < epoch == recipe.schedule.head_epochs + 1:
-                    optimiser.zero_grad(set_to_none=True)
+                    optimizer.zero_grad(set_to_none=True)
                     torch.compiler.reset()  # torch 2.11 does not notice that parameters begin to learn
                 for rows in sampler:  # of the global batch, planned alike by every rank
                     guard.begin(step, rows)
                     batch = carried(torch.tensor(rows), place)
                     target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
-                    for group, base in zip(optimiser.param_groups, rates, strict=True):
+                    for group, base in zip(optimizer.param_groups, rates, strict=True):
                         group["lr"] = base * rate(recipe.schedule, step, steps)
-                    optimiser.zero_grad(set_to_none=True)
+                    optimizer.zero_grad(set_to_none=True)
                     loss = backward(
                         model,
                         partial(embedded, rows, share),
@@ -271,14 +271,14 @@ def _fit(
                         recipe.batch.chunk,
                         key=("dropout", seed, step, share.start),
                     )
-                    ranks.add_gradients(learnt, criteria.parameters())
+                    ranks.add_gradients(learned, criteria.parameters())
                     looking = (step + 1) % LOG_EVERY == 0 or step + 1 == steps
-                    if looking or recipe.optimiser.clip:
-                        norm = nn.utils.get_total_norm(gradients(learnt))
-                    if recipe.optimiser.clip:
-                        nn.utils.clip_grads_with_norm_(learnt, recipe.optimiser.clip, norm)
-                    guard.end(loss, gradients([*learnt, *criteria.parameters()]))
-                    optimiser.step()
+                    if looking or recipe.optimizer.clip:
+                        norm = nn.utils.get_total_norm(gradients(learned))
+                    if recipe.optimizer.clip:
+                        nn.utils.clip_grads_with_norm_(learned, recipe.optimizer.clip, norm)
+                    guard.end(loss, gradients([*learned, *criteria.parameters()]))
+                    optimizer.step()
                     if average is not None:
                         follow(means, values, recipe.train.ema)
                     step += 1
@@ -317,10 +317,10 @@ def _fit(
             final.save(run.folder / "best")  # a run that was killed may have left a later one there
         result.seconds, result.images_per_second = clock.seconds, clock.pace()
         result.warnings = notes + watch.warnings
-        same = roles.test is roles.select
+        same = roles.test is roles.validation
         if roles.test is not None:
             result.test = (
-                result.best if same else roles.test.measure(final, pixels, catalog.labels, ranks, half)
+                result.best if same else ranks.evaluate(final, pixels, catalog.labels, roles.test, half)
             )
         run.end(
             protocol=recipe.train.protocol,

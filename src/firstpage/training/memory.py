@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.losses import Combined, NPair, ProxyNCA
 from firstpage.losses.base import Loss
 
@@ -23,7 +24,7 @@ class Memory(nn.Module):
 
     It does not begin before it is full, so there are no empty places that a loss could take for images, and
     shapes change once in a run. The ring is allocated at the start, on the device; filling and reading it
-    never wait for the device. Vectors are kept as the network gave them, not normalised.
+    never wait for the device. Vectors are kept as the network gave them, not normalized.
 
     An image is never its own candidate, neither fresh nor from the memory: its id tells. For other queries
     an image that is in the batch and in the memory counts twice, once fresh and once as it was, as with the
@@ -56,7 +57,7 @@ class Memory(nn.Module):
         super().__init__()
         if size < 1 or dim < 1 or start < 0:
             given = f"Memory(size={size}, dim={dim}, start={start})"
-            raise ValueError(f"{given}: size and dim must be positive, start not negative")
+            raise UserError(f"{given}: size and dim must be positive, start not negative")
         self.size, self.start = size, start
         self.images = self.batches = 0  # pushed so far; on the host, so that asking costs nothing
         self.register_buffer("embeddings", torch.zeros(size, dim))
@@ -141,16 +142,16 @@ def check_memory(loss: Loss, size: int, images: int) -> None:
 
     >>> check_memory(ProxyNCA(classes=3, dim=4), 1024, 60_000)
     Traceback (most recent call last):
-    ValueError: memory.size=1024: ProxyNCA does not look at it: leave the memory out, or take another loss
+    firstpage.errors.UserError: memory.size=1024: ProxyNCA does not look at it: leave the memory ...
     """
     parts = list(loss.parts) if isinstance(loss, Combined) else [loss]
     if all(isinstance(part, NPair | ProxyNCA) for part in parts):
-        raise ValueError(
+        raise UserError(
             f"memory.size={size}: {type(parts[0]).__name__} does not look at it: "
             "leave the memory out, or take another loss"
         )
     if size > images:
-        raise ValueError(
+        raise UserError(
             f"memory.size={size}: there are {images} training images, so it would hold some twice: "
             f"use at most {images}"
         )

@@ -12,18 +12,19 @@ from torch import Tensor, nn
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.sampler import GroupSampler
+from firstpage.data.splits import DataSplit, split_catalog
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
+from firstpage.recipes.recipe import Recipe
 from firstpage.training.criteria import make_criteria
-from firstpage.training.draws import draws
 from firstpage.training.memory import Memory, check_memory
-from firstpage.training.recipe import Recipe
-from firstpage.training.splits import Roles, assign
+from firstpage.training.seeding import draws
 
 __all__ = ["Plan", "make_plan"]
 
 
 class Plan(NamedTuple):
-    """Who is learnt from, in which batches, as what the network sees them, and by which losses.
+    """Who is learned from, in which batches, as what the network sees them, and by which losses.
 
     Attributes:
         roles: the catalog's rows by what a run does with them.
@@ -37,7 +38,7 @@ class Plan(NamedTuple):
     ('roles', 'labels', 'sampler', 'augment', 'criteria', 'memories')
     """
 
-    roles: Roles
+    roles: DataSplit
     labels: Tensor
     sampler: GroupSampler
     augment: Augment
@@ -58,7 +59,7 @@ def make_plan(
         world: processes that share a batch.
 
     Raises:
-        ValueError: the recipe does not fit the data.
+        UserError: the recipe does not fit the data.
 
     >>> from pathlib import Path
     >>> letters = list("abcdefghijklmnopqrst")
@@ -68,15 +69,17 @@ def make_plan(
     tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7])
     """
     if recipe.batch.size < world:
-        raise ValueError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
+        raise UserError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
     if recipe.train.sync_batch_norm and recipe.batch.chunk:
-        raise ValueError(
+        raise UserError(
             "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "
             "leave one of the two out"
         )
     seed, place = recipe.train.seed, model.device
-    roles = assign(catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train)
-    for search in (roles.select, roles.test):
+    roles = split_catalog(
+        catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train
+    )
+    for search in (roles.validation, roles.test):
         if search is not None:
             search.check(catalog.labels)
     names, codes = np.unique(catalog.labels[roles.train], return_inverse=True)
@@ -92,7 +95,7 @@ def make_plan(
         said = str(error).removeprefix("GroupSampler(").replace("):", ":", 1)
         for name in ("batch_size", "images_per_class"):
             said = said.replace(name, f"batch.{name.removeprefix('batch_')}")
-        raise ValueError(said) from None
+        raise UserError(said) from None
     settings = recipe.augment
     augment = Augment(
         model.preprocess.size,

@@ -31,6 +31,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from firstpage.data.splits import QueryGallery
+from firstpage.errors import UserError
+from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
 
 __all__ = ["Ranks", "started", "sync_batch_norm"]
@@ -96,7 +99,7 @@ class Ranks:
         """
         sizes = [len(range(*Ranks(rank, self.world).share(rows).indices(rows))) for rank in range(self.world)]
         if len(mine) != sizes[self.rank]:
-            raise ValueError(
+            raise UserError(
                 f"gather(rows={rows}): rank {self.rank} of {self.world} has {len(mine)} rows, "
                 f"not {sizes[self.rank]}: take those of share({rows})"
             )
@@ -189,6 +192,36 @@ class Ranks:
         mine = model.embed(pixels, rows=rows[self.share(len(rows))], progress=False, half=half)
         return self.gather(mine.to(model.device), len(rows))
 
+    def evaluate(
+        self,
+        model: Embedder,
+        pixels: Pixels,
+        labels: np.ndarray,
+        test: QueryGallery,
+        half: bool | None = None,
+    ) -> dict[str, float]:
+        """Return the metrics of a retrieval test by name; each rank embeds and searches its share.
+
+        Args:
+            model: the embedder, equal on all ranks.
+            pixels: the images of the catalog.
+            labels: [N] their classes.
+            test: the rows that are queries, and those of the gallery.
+            half: see `Embedder.embed`.
+
+        >>> from PIL import Image
+        >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+        >>> images = [Image.new("RGB", (9, 9), color) for color in ("red", "red", "blue")]
+        >>> Ranks().evaluate(model, images, np.array([0, 0, 1]), QueryGallery(np.arange(3)))["P@1"]
+        100.0
+        """
+        sides = []
+        for rows in (test.queries, test.gallery):
+            if rows is not None:
+                vectors = self.embed(model, pixels, rows, half)
+                sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
+        return self.told(evaluate(*sides, shared=self.world > 1).row())
+
 
 @contextmanager
 def started(device: torch.device | None = None) -> Iterator[Ranks]:
@@ -202,7 +235,7 @@ def started(device: torch.device | None = None) -> Iterator[Ranks]:
         device: where the ranks compute; GPUs where there are any if left out.
 
     Raises:
-        ValueError: there are fewer GPUs than processes.
+        UserError: there are fewer GPUs than processes.
 
     >>> with started() as ranks:
     ...     ranks.world
@@ -222,7 +255,7 @@ def _joined(on_gpu: bool) -> Ranks:
     if on_gpu:
         local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local >= there:
-            raise ValueError(
+            raise UserError(
                 f"LOCAL_RANK={local}: this machine has {there} GPUs: "
                 f"torchrun --nproc_per_node {there}, or device='cpu'"
             )
@@ -250,18 +283,18 @@ def _end_with(parent: int) -> None:
 def sync_batch_norm(model: nn.Module) -> None:
     """Let batch norms that learn take the statistics of the global batch; frozen ones stay as they are.
 
-    Call it before the optimiser is made and before `torch.compile`. Exact only where every rank has images.
+    Call it before the optimizer is made and before `torch.compile`. Exact only where every rank has images.
 
     Raises:
-        ValueError: the model is not on a GPU, where torch has no such layer.
+        UserError: the model is not on a GPU, where torch has no such layer.
 
     >>> sync_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     Traceback (most recent call last):
-    ValueError: train.sync_batch_norm=true: torch has it on GPUs only, the model is on cpu: leave it out
+    firstpage.errors.UserError: train.sync_batch_norm=true: torch has it on GPUs only, the model is ...
     """
     kind = next(model.parameters()).device.type
     if kind != "cuda":
-        raise ValueError(
+        raise UserError(
             f"train.sync_batch_norm=true: torch has it on GPUs only, the model is on {kind}: leave it out"
         )
     model.train()  # which a frozen layer does not follow

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from firstpage.models.embedder import Embedder
-from firstpage.training.caching import places
-from firstpage.training.checkpoint import read_state
+from firstpage.recipes.recipe import Recipe
+from firstpage.runs.checkpoint import read_state
 from firstpage.training.criteria import make_criteria, total
-from firstpage.training.draws import draws
+from firstpage.training.gradient_caching import places
 from firstpage.training.guard import gradients
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
-from firstpage.training.recipe import Recipe
+from firstpage.training.seeding import draws
 
 __all__ = ["Reproduction", "reproduce"]
 
@@ -67,11 +67,11 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
         device: where; a step in bfloat16 may go well on another device than its own.
 
     Raises:
-        ValueError: the file is damaged.
+        UserError: the file is damaged.
 
     >>> reproduce("nowhere")
     Traceback (most recent call last):
-    ValueError: nowhere: damaged or no checkpoint
+    firstpage.errors.UserError: nowhere: damaged or no checkpoint
     """
     state, place = read_state(snapshot), torch.device(device)
     recipe = Recipe.of(state["recipe"])
@@ -79,7 +79,7 @@ def reproduce(snapshot: str | os.PathLike[str], device: str = "cpu") -> Reproduc
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.load_state_dict(state["model"])
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in state["learnt"])
+        parameter.requires_grad_(name in state["learned"])
     criteria = make_criteria(recipe, model, state["classes"], state["catalog"]).to(place)
     criteria.load_state_dict(state["loss"])
     found: list[str] = []

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from firstpage.models.embedder import Embedder
+from firstpage.runs.record import Record
 from firstpage.training.display import SHOWN
-from firstpage.training.record import Record
 
 __all__ = ["Result"]
 

@@ -20,6 +20,7 @@ from firstpage.data.readers.lfw import lfw
 from firstpage.data.readers.sop import sop
 from firstpage.data.readers.survey import survey
 from firstpage.data.readers.table import csv, parquet
+from firstpage.errors import UserError
 
 __all__ = ["kinds", "read"]
 
@@ -63,7 +64,7 @@ def read(
     path: str | Path,
     kind: str | None = None,
     *,
-    unlabelled: bool = False,
+    unlabeled: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Catalog:
     """Reads a dataset, in the layout it is distributed in.
@@ -74,12 +75,12 @@ def read(
     Args:
         path: A folder or a table; "glyphs" is the set that comes with the package.
         kind: One of `kinds()`; found from what the folder holds, if not given.
-        unlabelled: Also take a folder of images without class folders, as one class named after it.
+        unlabeled: Also take a folder of images without class folders, as one class named after it.
         options: Passed to the reader: `root` for csv and parquet, those of `glyphs`.
 
     Raises:
         FileNotFoundError: There is nothing, or not that kind of dataset.
-        ValueError: The kind is unknown or cannot be told, or an annotation cannot be read.
+        UserError: The kind is unknown or cannot be told, or an annotation cannot be read.
 
     Example:
         >>> import tempfile
@@ -97,9 +98,9 @@ def read(
         raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")
     kind = kind or _kind_of(path)
     if kind not in _READERS:
-        raise ValueError(f"read({str(path)!r}, kind={kind!r}): must be one of {', '.join(kinds())}")
-    if unlabelled and kind == "folder":
-        options["unlabelled"] = True
+        raise UserError(f"read({str(path)!r}, kind={kind!r}): must be one of {', '.join(kinds())}")
+    if unlabeled and kind == "folder":
+        options["unlabeled"] = True
     catalog = _READERS[kind](path, **options)
     catalog = replace(catalog, warnings=catalog.warnings + survey(catalog))
     for warning in catalog.warnings:
@@ -110,11 +111,9 @@ def read(
 def _kind_of(path: Path) -> str:
     if not path.is_dir():
         if path.suffix.lower() not in _SUFFIXES:
-            raise ValueError(f"read({str(path)!r}): neither a folder nor a table; extract it, or give kind=")
+            raise UserError(f"read({str(path)!r}): neither a folder nor a table; extract it, or give kind=")
         return _SUFFIXES[path.suffix.lower()]
     kinds = [kind for kind in MARKERS if locate(path, kind)]
     if len(kinds) > 1:
-        raise ValueError(
-            f"read({str(path)!r}): holds {' and '.join(kinds)}; give the folder of one, or kind="
-        )
+        raise UserError(f"read({str(path)!r}): holds {' and '.join(kinds)}; give the folder of one, or kind=")
     return kinds[0] if kinds else "folder"

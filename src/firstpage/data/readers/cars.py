@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.folder import from_folders
 from firstpage.data.readers.layout import first_classes, folders_in, require
+from firstpage.errors import UserError
 
 TRAIN_CLASSES = 98
 CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
@@ -33,7 +34,7 @@ def cars(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: It is not there, or one of its annotations is not.
-        ValueError: An annotation cannot be read.
+        UserError: An annotation cannot be read.
 
     Example:
         >>> import tempfile
@@ -49,8 +50,8 @@ def cars(path: Path) -> Catalog:
     if (root / "cars_annos.mat").exists():
         catalog = _annotated(root, {"": root / "cars_annos.mat"}, root / "cars_annos.mat")
     elif (root / "devkit").exists():
-        labelled = "cars_test_annos_withlabels.mat"
-        tested = root / labelled if (root / labelled).exists() else root / "devkit" / labelled
+        labeled = "cars_test_annos_withlabels.mat"
+        tested = root / labeled if (root / labeled).exists() else root / "devkit" / labeled
         files = {"cars_train/": root / "devkit/cars_train_annos.mat", "cars_test/": tested}
         catalog = _annotated(root, files, root / "devkit/cars_meta.mat")
     else:
@@ -69,7 +70,7 @@ def _annotated(root: Path, files: dict[str, Path], meta: Path) -> Catalog:
         name = "relative_im_path" if "relative_im_path" in fields else "fname"
         for needed in (name, "class", *CORNERS):
             if needed not in fields:
-                raise ValueError(f"{file}: annotations have no field {needed!r}, only {', '.join(fields)}")
+                raise UserError(f"{file}: annotations have no field {needed!r}, only {', '.join(fields)}")
         paths += [f"{folder}{image}" for image in rows[name]]
         labels.append(rows["class"].astype(np.int64) - 1)
         corners = [rows[corner].astype(np.float32) for corner in CORNERS]
@@ -87,6 +88,6 @@ def _load(file: Path, variable: str) -> NDArray[Any]:
     try:
         return np.atleast_1d(loadmat(file, squeeze_me=True, variable_names=[variable])[variable])
     except Exception as error:  # loadmat raises whatever its parser happens to meet
-        raise ValueError(
+        raise UserError(
             f"{file}: cannot read {variable!r} from it ({type(error).__name__}: {error})"
         ) from None

@@ -10,6 +10,7 @@ import numpy as np
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.folder import from_folders
 from firstpage.data.readers.layout import SPLITS, folders_in, locate, split_name
+from firstpage.errors import UserError
 
 
 def casia(path: Path) -> Catalog:
@@ -22,7 +23,7 @@ def casia(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: There are no images in folders.
-        ValueError: Its folders are splits, not identities.
+        UserError: Its folders are splits, not identities.
 
     Example:
         >>> import tempfile
@@ -37,6 +38,6 @@ def casia(path: Path) -> Catalog:
     names = folders_in(root)
     if names and all(split_name(name) in SPLITS for name in names):
         fault = f"holds {', '.join(names)}, not identities; give one of these, or kind='folder'"
-        raise ValueError(f"read({str(root)!r}, kind='casia'): {fault}")
+        raise UserError(f"read({str(root)!r}, kind='casia'): {fault}")
     catalog = from_folders("casia", root)
     return replace(catalog, splits={"train": np.arange(len(catalog))})

@@ -8,6 +8,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import columns, first_classes, require
+from firstpage.errors import UserError
 
 
 def cub(path: Path) -> Catalog:
@@ -21,7 +22,7 @@ def cub(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: It is not there, or one of its tables is not.
-        ValueError: The tables do not fit together.
+        UserError: The tables do not fit together.
 
     Example:
         >>> import tempfile
@@ -46,9 +47,9 @@ def cub(path: Path) -> Catalog:
         labels = np.array([label_of[class_of[image]] for image in images])
         boxes = np.array([box_of[image] for image in images], np.float32)  # x, y, width, height
     except KeyError as absent:
-        raise ValueError(f"{root}: image or class {absent} is in one table and not in another") from None
+        raise UserError(f"{root}: image or class {absent} is in one table and not in another") from None
     except ValueError as error:
-        raise ValueError(f"{root / 'bounding_boxes.txt'}: {error}") from None
+        raise UserError(f"{root / 'bounding_boxes.txt'}: {error}") from None
     boxes[:, 2:] += boxes[:, :2]
     return Catalog(
         "cub",

@@ -23,7 +23,7 @@ from firstpage.data.readers.layout import (
 from firstpage.data.readers.survey import unread
 
 
-def folder(path: Path, *, unlabelled: bool = False) -> Catalog:
+def folder(path: Path, *, unlabeled: bool = False) -> Catalog:
     """Reads class folders, or class folders in folders named after splits.
 
         wren/1.jpg  auk/1.jpg
@@ -34,7 +34,7 @@ def folder(path: Path, *, unlabelled: bool = False) -> Catalog:
 
     Args:
         path: The folder.
-        unlabelled: Where no image lies in a class folder, take those outside as one class, named `path`.
+        unlabeled: Where no image lies in a class folder, take those outside as one class, named `path`.
 
     Raises:
         FileNotFoundError: There are no images in class folders.
@@ -52,10 +52,10 @@ def folder(path: Path, *, unlabelled: bool = False) -> Catalog:
     names = folders_in(path)
     splits = [name for split in SPLITS for name in names if split_name(name) == split]
     parts = splits if len(splits) > 1 or splits == names else []
-    return from_folders("folder", path, parts or [""], unlabelled=unlabelled)
+    return from_folders("folder", path, parts or [""], unlabeled=unlabeled)
 
 
-def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabelled: bool = False) -> Catalog:
+def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabeled: bool = False) -> Catalog:
     """The catalog of the class folders in some parts of `root`; parts with a name are splits, in lower case.
 
     Raises:
@@ -86,7 +86,7 @@ def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabel
     kinds.update(suffix(file) for files in loose.values() for file in files)
     not_read = {kind: count for kind, count in kinds.items() if kind in UNREAD_SUFFIXES}
     outside = [f"{part}/{file}" if part else file for part in loose for file in filter(is_image, loose[part])]
-    if unlabelled and outside and not paths:
+    if unlabeled and outside and not paths:
         zeros = np.zeros(len(outside), np.int64)
         return Catalog(name, root, outside, zeros, [root.resolve().name], {}, unread=not_read)
     if not paths:

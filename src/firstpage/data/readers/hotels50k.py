@@ -9,6 +9,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import MARKERS, csv_rows, images_below, number, require
+from firstpage.errors import UserError
 
 
 def hotels50k(path: Path) -> Catalog:
@@ -28,7 +29,7 @@ def hotels50k(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: It is not there, or one of the two sets is not.
-        ValueError: A row has too few fields.
+        UserError: A row has too few fields.
 
     Example:
         >>> import tempfile
@@ -56,7 +57,7 @@ def hotels50k(path: Path) -> Catalog:
         file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in there}
         for line, row in islice(csv_rows(file), 1, None):
             if len(row) < 4:
-                raise ValueError(
+                raise UserError(
                     f"{file}:{line}: expected image_id, hotel_id, image_url, image_source, got {row}"
                 )
             image, hotel, _, source = row[:4]

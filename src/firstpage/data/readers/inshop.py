@@ -8,6 +8,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import columns, number, require
+from firstpage.errors import UserError
 
 SPLITS = ("train", "query", "gallery")
 
@@ -23,7 +24,7 @@ def inshop(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: It is not there.
-        ValueError: A row has too few fields or an unknown status.
+        UserError: A row has too few fields or an unknown status.
 
     Example:
         >>> import tempfile
@@ -43,7 +44,7 @@ def inshop(path: Path) -> Catalog:
     names, items, statuses = columns(file, 3, header=2, spaces="first")
     for name, status in zip(names, statuses, strict=True):
         if status not in SPLITS:
-            raise ValueError(
+            raise UserError(
                 f"{file}: {name!r} has evaluation_status {status!r}; expected train, query or gallery"
             )
     labels, classes = number(items)

@@ -1,4 +1,4 @@
-"""What the readers share: recognising a layout, listing images, and reading its tables."""
+"""What the readers share: recognizing a layout, listing images, and reading its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-# What only this dataset's folder holds, by which it is recognised.
+from firstpage.errors import UserError
+
+# What only this dataset's folder holds, by which it is recognized.
 MARKERS: dict[str, tuple[str, ...]] = {
     "cub": ("image_class_labels.txt",),
     "cars": (
@@ -263,7 +265,7 @@ def columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A row has too few fields, or there is no row.
+        UserError: A row has too few fields, or there is no row.
 
     Example:
         >>> import tempfile
@@ -283,12 +285,12 @@ def columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -
                 continue
             row = part(line.strip(), None, fields - 1)
             if len(row) != fields:
-                raise ValueError(
+                raise UserError(
                     f"{file}:{line_number}: expected {fields} fields, got {len(row)}: {line.strip()!r}"
                 )
             rows.append(row)
     if not rows:
-        raise ValueError(f"{file}: holds no rows")
+        raise UserError(f"{file}: holds no rows")
     return list(zip(*rows, strict=True))
 
 
@@ -299,7 +301,7 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A row cannot be parsed.
+        UserError: A row cannot be parsed.
 
     Example:
         >>> import tempfile
@@ -319,4 +321,4 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
                 if row:
                     yield reader.line_num, row
         except csv.Error as error:
-            raise ValueError(f"{file}:{reader.line_num}: {error}") from None
+            raise UserError(f"{file}:{reader.line_num}: {error}") from None

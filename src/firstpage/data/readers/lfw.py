@@ -10,6 +10,7 @@ import numpy as np
 from firstpage.data.catalog import Catalog, VerificationPairs
 from firstpage.data.readers.folder import from_folders
 from firstpage.data.readers.layout import folders_in, require
+from firstpage.errors import UserError
 
 
 def lfw(path: Path) -> Catalog:
@@ -23,7 +24,7 @@ def lfw(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: There is no pairs.txt, or no folder of the people it names beside it.
-        ValueError: A pair cannot be read.
+        UserError: A pair cannot be read.
 
     Example:
         >>> import tempfile
@@ -70,9 +71,9 @@ def _read_pairs(file: Path) -> list[tuple[int, str, str, bool]]:
     try:
         folds, each = (int(count) for count in lines[0])
     except (ValueError, IndexError):
-        raise ValueError(f"{file}:1: expected the number of folds and of pairs, such as '10 300'") from None
+        raise UserError(f"{file}:1: expected the number of folds and of pairs, such as '10 300'") from None
     if len(lines) - 1 != folds * each * 2 or len(lines) == 1:
-        raise ValueError(
+        raise UserError(
             f"{file}: promises {folds} folds of {each} + {each} pairs, has {len(lines) - 1} pairs"
         )
     pairs = []
@@ -81,7 +82,7 @@ def _read_pairs(file: Path) -> list[tuple[int, str, str, bool]]:
             (left, first), (right, second) = (line[:2], [line[0], line[2]] if len(line) == 3 else line[2:])
             images = [f"{name}/{name}_{int(image):04d}" for name, image in ((left, first), (right, second))]
         except (ValueError, IndexError):
-            raise ValueError(
+            raise UserError(
                 f"{file}:{row + 2}: expected 'name n1 n2' or 'name1 n1 name2 n2', got {line}"
             ) from None
         pairs.append((row // (2 * each), images[0], images[1], len(line) == 3))

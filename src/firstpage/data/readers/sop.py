@@ -21,7 +21,7 @@ def sop(path: Path) -> Catalog:
 
     Raises:
         FileNotFoundError: It is not there, or one of its tables is not.
-        ValueError: A row has too few fields.
+        UserError: A row has too few fields.
 
     Example:
         >>> import tempfile

@@ -15,6 +15,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import csv_rows, number, rows_by_name, split_name
+from firstpage.errors import UserError
 
 CORNERS = ("x0", "y0", "x1", "y1")
 NOTHING = (None, "")
@@ -32,7 +33,7 @@ def csv(path: Path, *, root: str | Path | None = None) -> Catalog:
         root: The folder that paths are relative to; that of the file, if not given.
 
     Raises:
-        ValueError: A column is missing, or a row cannot be read; it is named.
+        UserError: A column is missing, or a row cannot be read; it is named.
 
     Example:
         >>> import tempfile
@@ -56,8 +57,8 @@ def parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
         root: The folder that paths are relative to; that of the file, if not given.
 
     Raises:
-        ImportError: pyarrow is not installed.
-        ValueError: A column is missing, or a row cannot be read; it is named.
+        UserError: pyarrow is not installed.
+        UserError: A column is missing, or a row cannot be read; it is named.
 
     Example:
         >>> import tempfile, pyarrow, pyarrow.parquet
@@ -71,11 +72,11 @@ def parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise ImportError("read(kind='parquet') needs pyarrow: pip install firstpage[parquet]") from None
+        raise UserError("read(kind='parquet') needs pyarrow: pip install firstpage[parquet]") from None
     try:
         file = ParquetFile(path)
     except (ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a parquet file ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: not a parquet file ({str(error).splitlines()[0]})") from None
     wanted = {"path", "label", "split", "box", "group", *CORNERS}
     header = [name for name in file.schema_arrow.names if name.strip().lower() in wanted]
     with file:
@@ -97,7 +98,7 @@ def _catalog(
     cornered = any(corner in column for corner in CORNERS)
     for name in ("path", "label", *(CORNERS if cornered else ())):
         if name not in column:
-            raise ValueError(f"{file}: no column {name!r}; its columns are {', '.join(column) or 'none'}")
+            raise UserError(f"{file}: no column {name!r}; its columns are {', '.join(column) or 'none'}")
     path_at, label_at, split_at = column["path"], column["label"], column.get("split")
     group_at, box_at = column.get("group"), column.get("box")
     corners_at = [column[corner] for corner in CORNERS] if cornered else []
@@ -110,7 +111,7 @@ def _catalog(
     for row_number, row in rows:
         try:
             if len(row) != len(header):
-                raise ValueError(f"expected {len(header)} cells, got {len(row)}")
+                raise UserError(f"expected {len(header)} cells, got {len(row)}")
             paths.append(_filled(row[path_at], "path"))
             # intern: a name that stands in many rows is kept once
             labels.append(intern(_filled(row[label_at], "label").strip()))
@@ -123,9 +124,9 @@ def _catalog(
             elif box_at is not None:
                 boxes.extend(_box(row[box_at]))
         except ValueError as error:
-            raise ValueError(f"{file}: row {row_number}: {error}") from None
+            raise UserError(f"{file}: row {row_number}: {error}") from None
     if not paths:
-        raise ValueError(f"{file}: has no rows below its header")
+        raise UserError(f"{file}: has no rows below its header")
     codes, classes = number(labels)
     group_codes, group_names = number(groups)
     return Catalog(
@@ -144,7 +145,7 @@ def _catalog(
 def _filled(cell: object, name: str) -> str:
     text = "" if cell is None else str(cell)
     if not text.strip():
-        raise ValueError(f"empty {name}")
+        raise UserError(f"empty {name}")
     return text
 
 
@@ -156,7 +157,7 @@ def _box(cell: object) -> tuple[float, float, float, float]:
             return nan, nan, nan, nan
         x0, y0, x1, y1 = map(float, cells)
     except (TypeError, ValueError):
-        raise ValueError(f"expected a box of four numbers x0 y0 x1 y1, got {cell!r}") from None
+        raise UserError(f"expected a box of four numbers x0 y0 x1 y1, got {cell!r}") from None
     if not (x0 < x1 and y0 < y1) and not all(map(isnan, (x0, y0, x1, y1))):
-        raise ValueError(f"expected a box with x0 < x1 and y0 < y1, got {cell!r}")
+        raise UserError(f"expected a box with x0 < x1 and y0 < y1, got {cell!r}")
     return x0, y0, x1, y1

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 
 from firstpage._spelling import meant
+from firstpage.errors import UserError
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from firstpage.models.backbones.batch_norm import freeze_batch_norm
 from firstpage.models.backbones.densenet import DenseNet
@@ -93,10 +94,10 @@ def create(
     torch.Size([1, 1370, 384])
     >>> create("resnet50", stride="v1")
     Traceback (most recent call last):
-    ValueError: backbone 'resnet50': no option 'stride'; did you mean 'strides'? it takes strides
+    firstpage.errors.UserError: backbone 'resnet50': no option 'stride'; did you mean 'strides'? it ...
     >>> create("resnet52")
     Traceback (most recent call last):
-    ValueError: backbone 'resnet52': no such name; did you mean 'resnet50'? backbones.names() lists all
+    firstpage.errors.UserError: backbone 'resnet52': no such name; did you mean 'resnet50'? ...
     """
     if name.startswith("timm:"):
         pretrained = weights is not None and os.fspath(weights) == "imagenet"
@@ -115,7 +116,7 @@ def create(
 def _find(name: str, options: dict[str, object]) -> tuple[Callable[..., Backbone], dict[str, object]]:
     """What builds `name`, once it is known to take `options`."""
     if name not in _NETWORKS:
-        raise ValueError(
+        raise UserError(
             f"backbone {name!r}: no such name; {meant(name, _NETWORKS)}backbones.names() lists all"
         )
     build, settings = _NETWORKS[name]
@@ -123,5 +124,5 @@ def _find(name: str, options: dict[str, object]) -> tuple[Callable[..., Backbone
     for key in options:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise ValueError(f"backbone {name!r}: no option {key!r}; {meant(key, known)}{takes}")
+            raise UserError(f"backbone {name!r}: no option {key!r}; {meant(key, known)}{takes}")
     return build, settings

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.models.backbones.batch_norm import keep_statistics
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "Renormalise", "initialise"]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "Renormalize", "initialize"]
 
 Triple = tuple[float, float, float]
 
@@ -22,7 +22,7 @@ Triple = tuple[float, float, float]
 class Backbone(nn.Module, ABC):
     """A network from images to features, without a classifier.
 
-    Every backbone takes RGB images in 0..1, normalised by ImageNet's mean and deviation; one whose published
+    Every backbone takes RGB images in 0..1, normalized by ImageNet's mean and deviation; one whose published
     weights expect anything else converts on the way in. It returns a map [B, C, h, w] or, for a
     transformer, tokens [B, prefix + patches, C], class token first.
 
@@ -78,8 +78,8 @@ class Backbone(nn.Module, ABC):
         return output
 
 
-class Renormalise(nn.Module):
-    """From ImageNet-normalised RGB to the input a published network was trained on.
+class Renormalize(nn.Module):
+    """From ImageNet-normalized RGB to the input a published network was trained on.
 
     Args:
         mean: the network's own, in its order of channels and its range.
@@ -88,7 +88,7 @@ class Renormalise(nn.Module):
         bgr: whether its channels are blue, green, red.
 
     >>> white = (1 - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
-    >>> Renormalise((104, 117, 128), (1, 1, 1), highest=255, bgr=True)(white.reshape(1, 3, 1, 1)).flatten()
+    >>> Renormalize((104, 117, 128), (1, 1, 1), highest=255, bgr=True)(white.reshape(1, 3, 1, 1)).flatten()
     tensor([151., 138., 127.])
     """
 
@@ -112,11 +112,11 @@ class Renormalise(nn.Module):
         return (images.flip(1) if self.bgr else images) * self.factor + self.shift
 
 
-def initialise(network: nn.Module) -> None:
+def initialize(network: nn.Module) -> None:
     """Draws the convolutions of `network` as He et al. do (normal, fan out); biases begin at 0.
 
     >>> network = nn.Conv2d(3, 64, 7)
-    >>> initialise(network)
+    >>> initialize(network)
     >>> round(network.weight.std().item(), 3), network.bias.abs().max().item()
     (0.025, 0.0)
     """

@@ -1,4 +1,4 @@
-"""Batch normalisation that must not learn: frozen for good, or for the length of a recomputation."""
+"""Batch normalization that must not learn: frozen for good, or for the length of a recomputation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
 
 @contextmanager
 def keep_statistics(module: nn.Module) -> Iterator[None]:
-    """A context in which batch norms normalise as always, but learn nothing from what they see.
+    """A context in which batch norms normalize as always, but learn nothing from what they see.
 
     A checkpointed block sees each batch twice, and would count it twice.
 

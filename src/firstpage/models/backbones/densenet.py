@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, initialise
+from firstpage.models.backbones.base import Backbone, initialize
 
 __all__ = ["DenseNet"]
 
@@ -85,7 +85,7 @@ class DenseNet(Backbone):
                 channels //= 2
         self.features["norm5"] = nn.BatchNorm2d(channels)
         self.widths = widths[1], widths[2], widths[3]
-        initialise(self)
+        initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs of dense blocks 2, 3 and 4: [B, width, H / 8, W / 8], … / 16, … / 32."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, Renormalise, initialise
+from firstpage.models.backbones.base import Backbone, Renormalize, initialize
 
 __all__ = ["GoogLeNet"]
 
@@ -66,7 +66,7 @@ class GoogLeNet(Backbone):
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__(checkpointing)
-        self.renormalise = Renormalise((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        self.renormalize = Renormalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
         self.conv1 = _Convolution(3, 64, 7, stride=2)
         self.conv2 = _Convolution(64, 64, 1)
         self.conv3 = _Convolution(64, 192, 3)
@@ -75,11 +75,11 @@ class GoogLeNet(Backbone):
             cell = _Cell(channels, *table)
             self.add_module(f"inception{name}", cell)
             channels = cell.outputs
-        initialise(self)
+        initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs of inception 3b, 4e and 5b: [B, width, H / 8, W / 8], … / 16, … / 32."""
-        x = F.max_pool2d(self.conv1(self.renormalise(images)), 3, stride=2, ceil_mode=True)
+        x = F.max_pool2d(self.conv1(self.renormalize(images)), 3, stride=2, ceil_mode=True)
         x = F.max_pool2d(self.conv3(self.conv2(x)), 3, stride=2, ceil_mode=True)
         low = self._cells(x, "3a", "3b")
         x = F.max_pool2d(low, 3, stride=2, ceil_mode=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, Renormalise, initialise
+from firstpage.models.backbones.base import Backbone, Renormalize, initialize
 
 __all__ = ["InceptionBN"]
 
@@ -46,7 +46,7 @@ class InceptionBN(Backbone):
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__(checkpointing)
-        self.renormalise = Renormalise((104.0, 117.0, 128.0), (1.0, 1.0, 1.0), highest=255.0, bgr=True)
+        self.renormalize = Renormalize((104.0, 117.0, 128.0), (1.0, 1.0, 1.0), highest=255.0, bgr=True)
         self._add("conv1_7x7_s2", 3, 64, 7, stride=2)
         self._add("conv2_3x3_reduce", 64, 64, 1)
         self._add("conv2_3x3", 64, 192, 3)
@@ -63,11 +63,11 @@ class InceptionBN(Backbone):
             if projection:
                 self._add(f"{cell}_pool_proj", channels, projection, 1)
             channels = one + three + double + (projection or channels)
-        initialise(self)
+        initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs of inception 3c, 4e and 5b: [B, width, H / 16, W / 16], … / 32, … / 32."""
-        x = self._convolve("conv1_7x7_s2", self.renormalise(images))
+        x = self._convolve("conv1_7x7_s2", self.renormalize(images))
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
         x = self._convolve("conv2_3x3", self._convolve("conv2_3x3_reduce", x))
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)

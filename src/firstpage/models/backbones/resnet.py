@@ -7,7 +7,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, initialise
+from firstpage.errors import UserError
+from firstpage.models.backbones.base import Backbone, initialize
 
 __all__ = ["BasicBlock", "Bottleneck", "ResNet"]
 
@@ -110,7 +111,7 @@ class ResNet(Backbone):
     ) -> None:
         super().__init__(checkpointing)
         if strides not in ("v1.5", "v1"):
-            raise ValueError(f"strides={strides!r}: choose 'v1.5' (torchvision's) or 'v1' (the paper's)")
+            raise UserError(f"strides={strides!r}: choose 'v1.5' (torchvision's) or 'v1' (the paper's)")
         early = bottleneck and strides == "v1"
         self.published = not early
         self.widths = channels[2:]
@@ -128,7 +129,7 @@ class ResNet(Backbone):
         self.conv1 = nn.Conv2d(3, channels[0], 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(channels[0])
         self.layer1, self.layer2, self.layer3, self.layer4 = (layer(number) for number in (1, 2, 3, 4))
-        initialise(self)
+        initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs of layer2, layer3 and layer4: [B, width, H / 8, W / 8], … / 16, … / 32."""

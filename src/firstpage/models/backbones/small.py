@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, initialise
+from firstpage.models.backbones.base import Backbone, initialize
 from firstpage.models.backbones.resnet import BasicBlock
 
 __all__ = ["Small"]
@@ -35,7 +35,7 @@ class Small(Backbone):
         self.blocks = nn.ModuleList(
             BasicBlock(before, after, stride=2) for before, after in zip(inputs, self.widths, strict=False)
         )
-        initialise(self)
+        initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs of the three blocks: [B, width, H / 4, W / 4], … / 8, … / 16."""

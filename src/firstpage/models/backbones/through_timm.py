@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from firstpage._spelling import meant
-from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Renormalise
+from firstpage.errors import UserError
+from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Renormalize
 
 __all__ = ["ThroughTimm", "create_through_timm"]
 
@@ -44,7 +45,7 @@ class ThroughTimm(Backbone):
         self.size = size or settings["input_size"][-1]
         own = tuple(settings["mean"]), tuple(settings["std"])
         same = own == (IMAGENET_MEAN, IMAGENET_STD)
-        self.renormalise: nn.Module = nn.Identity() if same else Renormalise(*own)
+        self.renormalize: nn.Module = nn.Identity() if same else Renormalize(*own)
         # Only transformers say how many tokens come before the patches.
         self.has_tokens = hasattr(network, "num_prefix_tokens")
         high = int(network.num_features)
@@ -57,17 +58,17 @@ class ThroughTimm(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """The features of the high stage for `images` [B, 3, H, W]."""
-        features: Tensor = self.network.forward_features(self.renormalise(images))
+        features: Tensor = self.network.forward_features(self.renormalize(images))
         return self._channels_first(features)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The features of the low, middle and high stage."""
         if not hasattr(self.network, "forward_intermediates"):
-            raise ValueError(
+            raise UserError(
                 f"stages: timm's {type(self.network).__name__} gives its last features only; "
                 "take a network with forward_intermediates, or a head on one stage"
             )
-        images = self.renormalise(images)
+        images = self.renormalize(images)
         if not self.has_tokens:
             high, (low, middle, _) = self.network.forward_intermediates(images, indices=3)
             return low, middle, self._channels_first(high)
@@ -107,7 +108,7 @@ def create_through_timm(
         **options: such as `img_size=224`.
 
     Raises:
-        ImportError: timm is not installed, or what it needs is broken.
+        UserError: timm is not installed, or what it needs is broken.
 
     >>> try:
     ...     create_through_timm("no_such_network")
@@ -120,16 +121,16 @@ def create_through_timm(
     # A torchvision that was built for another torch stops timm with a RuntimeError.
     except (ImportError, RuntimeError) as error:
         reason = "" if getattr(error, "name", None) == "timm" else f" ({_first_line(error)})"
-        raise ImportError(f"backbone 'timm:{name}' needs timm{reason}: pip install firstpage[timm]") from None
+        raise UserError(f"backbone 'timm:{name}' needs timm{reason}: pip install firstpage[timm]") from None
     if not timm.is_model(name):
         hint = meant(name, timm.list_models(), "timm:")
-        raise ValueError(f"backbone 'timm:{name}': no such name; {hint}timm.list_models() lists all")
+        raise UserError(f"backbone 'timm:{name}': no such name; {hint}timm.list_models() lists all")
     try:
         network = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except TypeError as error:
-        raise ValueError(f"backbone 'timm:{name}': {_first_line(error)}; see its options in timm") from None
+        raise UserError(f"backbone 'timm:{name}': {_first_line(error)}; see its options in timm") from None
     except (OSError, RuntimeError) as error:
-        raise ValueError(
+        raise UserError(
             f"backbone 'timm:{name}': timm could not get its weights ({_first_line(error)}): "
             "give weights=PATH, or none"
         ) from None
@@ -137,7 +138,7 @@ def create_through_timm(
         try:
             network.set_grad_checkpointing()
         except (AssertionError, AttributeError):
-            raise ValueError(f"checkpointing=True: timm's {name} cannot; leave it out") from None
+            raise UserError(f"checkpointing=True: timm's {name} cannot; leave it out") from None
     size = options.get("img_size")
     return ThroughTimm(network, size if isinstance(size, int) else None)
 

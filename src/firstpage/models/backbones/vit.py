@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.models.backbones.base import Backbone
 
 __all__ = ["VisionTransformer", "resample_positions"]
@@ -110,9 +111,9 @@ class VisionTransformer(Backbone):
     ) -> None:
         super().__init__(checkpointing)
         if size < PATCH or size % PATCH:
-            raise ValueError(f"size={size}: must be a multiple of {PATCH}, such as {_nearest(size)}")
+            raise UserError(f"size={size}: must be a multiple of {PATCH}, such as {_nearest(size)}")
         if depth < 3:
-            raise ValueError(f"depth={depth}: must be at least 3, one block for each stage")
+            raise UserError(f"depth={depth}: must be at least 3, one block for each stage")
         self.size = size
         self.widths = (width, width, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -130,7 +131,7 @@ class VisionTransformer(Backbone):
         """The tokens [B, 1 + patches, width] after a third, two thirds and all of the blocks."""
         height, width = images.shape[2:]
         if height % PATCH or width % PATCH:
-            raise ValueError(
+            raise UserError(
                 f"images of {height}×{width} pixels: each side must be a multiple of {PATCH}, "
                 f"such as {_nearest(height)}×{_nearest(width)}"
             )

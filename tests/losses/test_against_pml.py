@@ -8,8 +8,8 @@ import torch
 from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning import losses as pml
 
-from batches import batch
 from firstpage import Pairs, losses, mining
+from support.batches import batch
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_angular(data):
 
 
 def test_angular_difference_they_leave_the_negatives_long(data):
-    """Theirs changes with the length of the embeddings, although it normalises anchors and positives."""
+    """Theirs changes with the length of the embeddings, although it normalizes anchors and positives."""
     embeddings, labels = data
     ours, theirs = losses.Angular(degrees=45), pml.AngularLoss(alpha=45)
     close(ours(3 * embeddings, labels), ours(embeddings, labels))
@@ -106,7 +106,7 @@ def test_npair_with_one_pair_a_class():
     close(ours, theirs)
 
 
-def test_npair_difference_they_draw_the_anchors_and_normalise(data):
+def test_npair_difference_they_draw_the_anchors_and_normalize(data):
     embeddings, _ = data
     labels = torch.arange(12) // 2  # one pair a class, either image of which may be their anchor
     raw = distances.DotProductSimilarity(normalize_embeddings=False)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from firstpage._spelling import meant
-from firstpage.models.settings import ModelSettings
-from firstpage.training.settings import (
+from firstpage.errors import UserError
+from firstpage.recipes.settings import (
     AugmentSettings,
     BatchSettings,
     MemorySettings,
-    OptimiserSettings,
+    ModelSettings,
+    OptimizerSettings,
     ScheduleSettings,
     TrainSettings,
 )
@@ -42,7 +43,7 @@ class Recipe:
     batch: BatchSettings = field(default_factory=BatchSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
 
@@ -51,11 +52,11 @@ class Recipe:
         """A recipe from nested tables; what they leave out keeps its default.
 
         Raises:
-            ValueError: an unknown key, with its nearest neighbour, or a value of the wrong kind.
+            UserError: an unknown key, with its nearest neighbor, or a value of the wrong kind.
 
-        >>> Recipe.of({"optimiser": {"learning_rat": 1}})
+        >>> Recipe.of({"optimizer": {"learning_rat": 1}})
         Traceback (most recent call last):
-        ValueError: optimiser.learning_rat: no such setting; it has name, lr, head, loss, weight_decay, ...
+        firstpage.errors.UserError: optimizer.learning_rat: no such setting; it has name, lr, head, ...
         """
         built: Self = _build(cls, table, "")
         return built
@@ -73,7 +74,7 @@ class Recipe:
         try:
             return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
 
     def changed(self, changes: Sequence[str]) -> Self:
         """The recipe with `section.key=value` applied; values are written as in TOML, quotes optional.
@@ -86,12 +87,12 @@ class Recipe:
             name, equals, text = change.partition("=")
             keys = name.strip().split(".")
             if not equals or len(keys) < 2:
-                raise ValueError(f"--set {change!r}: write section.key=value, such as loss.k=3")
+                raise UserError(f"--set {change!r}: write section.key=value, such as loss.k=3")
             place = table
             for key in keys[:-1]:
                 place = place.setdefault(key, {})
                 if not isinstance(place, dict):
-                    raise ValueError(f"--set {change!r}: {key} holds a value, not a table")
+                    raise UserError(f"--set {change!r}: {key} holds a value, not a table")
             value = _value(text.strip())
             if keys == ["loss", "name"] and table["loss"].get("name") != value:
                 table["loss"] = place = {}  # another loss has other settings
@@ -119,17 +120,17 @@ def _build(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN
     for key, value in table.items():
         where = f"{place}{key}"
         if key not in known:
-            raise ValueError(f"{where}: no such setting; {meant(key, known, place)}it has {', '.join(known)}")
+            raise UserError(f"{where}: no such setting; {meant(key, known, place)}it has {', '.join(known)}")
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{where}={value!r}: is a table of settings, [{where}]")
+                raise UserError(f"{where}={value!r}: is a table of settings, [{where}]")
             given[key] = _build(hints[key], value, f"{where}.")
         else:
             given[key] = _fitting(value, hints[key], where)
     try:
         return kind(**given)
     except ValueError as error:
-        raise ValueError(f"{place}{error}" if place == "model." else str(error)) from None
+        raise UserError(f"{place}{error}" if place == "model." else str(error)) from None
 
 
 def _fitting(value: Any, kind: Any, where: str) -> Any:  # noqa: ANN401
@@ -140,7 +141,7 @@ def _fitting(value: Any, kind: Any, where: str) -> Any:  # noqa: ANN401
     if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
         inner = typing.get_args(kind)
         if inner[-1] is not Ellipsis and len(inner) != len(value):
-            raise ValueError(f"{where}={value!r}: needs {len(inner)} numbers")
+            raise UserError(f"{where}={value!r}: needs {len(inner)} numbers")
         return tuple(_fitting(part, inner[0], where) for part in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -149,7 +150,7 @@ def _fitting(value: Any, kind: Any, where: str) -> Any:  # noqa: ANN401
         word = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}.get(
             plain, "a list"
         )
-        raise ValueError(f"{where}={value!r}: must be {word}")
+        raise UserError(f"{where}={value!r}: must be {word}")
     return dict(value) if plain is dict else value
 
 

@@ -320,7 +320,7 @@ def rll(batch, alpha, margin, temperature):
             if d.item() < alpha:
                 negative_losses.append(alpha - d)
                 exponents.append(temperature * (alpha - d.item()))
-        # The common factor exp(-largest) cancels in the normalised weights.
+        # The common factor exp(-largest) cancels in the normalized weights.
         largest = max(exponents, default=0.0)
         weights = [math.exp(exponent - largest) for exponent in exponents]
         negative_part = zero()
@@ -364,7 +364,7 @@ def npair_pairs(batch):
 
 
 def npair(batch, l2):
-    """N-pair-mc on the raw embeddings, with L2 regularisation (METHODS 5, Sohn 2016)."""
+    """N-pair-mc on the raw embeddings, with L2 regularization (METHODS 5, Sohn 2016)."""
     pairs = npair_pairs(batch)
     terms = [zero() for _ in range(batch.query_count)]
     for i, i_positive in pairs:
@@ -419,7 +419,7 @@ def proxy_nca(batch, proxies, scale):
 
 
 def soft_histogram(similarities, bins):
-    """Counts (not normalised) of a list of similarities at `bins` nodes on [-1, 1], linear assignment."""
+    """Counts (not normalized) of a list of similarities at `bins` nodes on [-1, 1], linear assignment."""
     step = 2 / (bins - 1)
     heights = []
     for r in range(bins):
@@ -470,7 +470,7 @@ def binomial(batch, alpha=2.0, beta=0.5, cost=25.0):
 
 
 def nmi(first, second):
-    """Normalised mutual information of two labelings, geometric mean, natural logarithms.
+    """Normalized mutual information of two labelings, geometric mean, natural logarithms.
 
     1 when both are a single cluster, 0 when just one is.
     """
@@ -514,7 +514,7 @@ def class_medoids(batch):
 
 
 def struct_clust_search(batch, gamma):
-    """The S with |S| = number of classes that maximises F(S) + gamma (1 - NMI), by trying every S."""
+    """The S with |S| = number of classes that maximizes F(S) + gamma (1 - NMI), by trying every S."""
     class_count = len(set(batch.labels))
     distances = []
     for i in range(batch.query_count):
@@ -554,7 +554,7 @@ def struct_clust(batch, gamma):
 
 
 def spectral_clust(batch, ridge):
-    """Spectral Clust, 1/2 |C - F F+|^2 row by row, ridge-regularised (METHODS 5, Law et al. 2017)."""
+    """Spectral Clust, 1/2 |C - F F+|^2 row by row, ridge-regularized (METHODS 5, Law et al. 2017)."""
     dim = len(batch.candidates[0])
     gram = ridge * torch.eye(dim, dtype=torch.float64)
     for candidate in batch.candidates:

@@ -1,7 +1,7 @@
 """Likeness: which images show the same thing, although no byte of their files agrees.
 
 Two images are alike if their 64-bit hashes (which low frequencies of the brightness are strong) differ in few
-bits, and their thumbnails of 8 × 8 colours by little of their contrast. The hash finds candidates without
+bits, and their thumbnails of 8 × 8 colors by little of their contrast. The hash finds candidates without
 comparing all with all; the thumbnail tells a red shirt from the blue one of the same cut, and a gull in an
 even sky from a kingfisher in another, whose hashes may agree.
 """
@@ -14,7 +14,7 @@ DISTANCE = (
     7  # bits in which hashes may differ: strong compression changes up to 6, another photograph some 32
 )
 SHARE = 0.3  # of their own contrast by which thumbnails may differ, whatever their overall brightness
-FLAT = 2.0  # levels: brightness that varies less, as a standard deviation, has nothing to recognise
+FLAT = 2.0  # levels: brightness that varies less, as a standard deviation, has nothing to recognize
 
 _SIDE = 32  # of the image that is transformed
 _NOISE = 16  # what rounding to whole levels does to a frequency; more than that counts as strong
@@ -44,10 +44,10 @@ def sketch(image: Image.Image) -> tuple[int, bytes] | None:
         >>> sketch(Image.new("RGB", (64, 64), "red"))
     """
     small = image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
-    grey = np.asarray(small.convert("L"), np.float64)
-    if grey.std() < FLAT:
+    gray = np.asarray(small.convert("L"), np.float64)
+    if gray.std() < FLAT:
         return None
-    lowest = (_COSINES @ grey @ _COSINES.T).ravel()[_LOWEST]
+    lowest = (_COSINES @ gray @ _COSINES.T).ravel()[_LOWEST]
     code = np.packbits(lowest > np.median(lowest) + _NOISE).tobytes()
     side = _SIDE // 8
     thumbnail = np.asarray(small).reshape(8, side, 8, side, 3).mean((1, 3))
@@ -114,13 +114,13 @@ def alike(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> NDArray[
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     rows = np.arange(len(hashes))
     copies = np.stack([first[inverse], rows], 1)[first[inverse] < rows]
-    copies = copies[_same_colours(thumbnails, copies)]
+    copies = copies[_same_colors(thumbnails, copies)]
     others = np.setdiff1d(rows, copies[:, 1])
     pairs = others[near_pairs(hashes[others])]
-    return np.concatenate([copies, pairs[_same_colours(thumbnails, pairs)]])
+    return np.concatenate([copies, pairs[_same_colors(thumbnails, pairs)]])
 
 
-def _same_colours(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _same_colors(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
     same = [np.empty(0, np.bool_)]
     for part in np.split(pairs, range(2**16, len(pairs), 2**16)):
         # Without the mean: the overall brightness may differ. At least 1, the contrast of rounding errors.

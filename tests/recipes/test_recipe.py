@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from firstpage import losses, recipes
-from firstpage.training import Recipe
+from firstpage.recipes import Recipe
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -19,22 +19,22 @@ def test_every_recipe_that_ships_is_sound(name):
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ({"optimizer": {}}, "optimizer: no such setting; did you mean 'optimiser'?"),
+        ({"optimiser": {}}, "optimiser: no such setting; did you mean 'optimizer'?"),
         ({"model": {"backbon": "x"}}, "model.backbon: no such setting; did you mean 'model.backbone'?"),
         ({"schedule": {"epochs": "many"}}, "schedule.epochs='many': must be a whole number"),
         ({"schedule": {"epochs": True}}, "schedule.epochs=True: must be a whole number"),
         ({"schedule": {"epochs": 0}}, "schedule.epochs=0"),
         ({"schedule": {"kind": "linear"}}, "schedule.kind='linear'"),
         ({"augment": {"scale": [0.5]}}, r"augment.scale=\[0.5\]: needs 2 numbers"),
-        ({"optimiser": {"lr": 0}}, "optimiser.lr=0"),
-        ({"optimiser": {"name": "lion"}}, "optimiser.name='lion'"),
+        ({"optimizer": {"lr": 0}}, "optimizer.lr=0"),
+        ({"optimizer": {"name": "lion"}}, "optimizer.name='lion'"),
         ({"train": {"protocol": "blind"}}, "train.protocol='blind'"),
         ({"train": {"fold": 7}}, "train.fold=7"),
         ({"train": {"ema": 1.0}}, "train.ema=1.0"),
         ({"train": {"evaluate_every": 0}}, "train.evaluate_every=0"),
         ({"train": {"checkpoint_every": -1}}, "train.checkpoint_every=-1"),
         ({"train": {"patience": -1}}, "train.patience=-1: must not be negative"),
-        ({"optimiser": {"clip": -1}}, "optimiser.clip=-1.0: must not be negative"),
+        ({"optimizer": {"clip": -1}}, "optimizer.clip=-1.0: must not be negative"),
         ({"schedule": {"milestones": [8, 20], "epochs": 40}}, "shares of all epochs.* epoch 20 of 40 is 0.5"),
         ({"model": 3}, "model=3: is a table"),
         ({"model": {"head": "round"}}, "model.head='round'"),

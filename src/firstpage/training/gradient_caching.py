@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.models.backbones.batch_norm import keep_statistics
-from firstpage.training.draws import draws
+from firstpage.training.seeding import draws
 
 __all__ = ["backward", "places"]
 
@@ -24,7 +25,7 @@ def places(rows: int, chunk: int = 0) -> list[slice]:
     ([slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)], [slice(0, 0, None)])
     """
     if chunk < 0:
-        raise ValueError(f"batch.chunk={chunk}: must not be negative; 0 embeds the whole batch at once")
+        raise UserError(f"batch.chunk={chunk}: must not be negative; 0 embeds the whole batch at once")
     size = chunk or max(1, rows)
     return [slice(begin, min(rows, begin + size)) for begin in range(0, max(1, rows), size)]
 
@@ -47,7 +48,7 @@ def backward(
     loss. It costs one more forward pass: about a third more time. With one chunk it is the plain step.
 
     Both passes of a chunk draw the same numbers (dropout), made from `key` and the chunk's place. Batch norms
-    that learn count every image once; but they normalise each chunk by itself, as smaller batches would, so
+    that learn count every image once; but they normalize each chunk by itself, as smaller batches would, so
     only with frozen batch norms (`model.freeze_batch_norm`), or networks without, is the result that of the
     whole batch.
 

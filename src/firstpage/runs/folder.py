@@ -23,8 +23,9 @@ import torch
 import firstpage
 from firstpage import durable
 from firstpage.data.catalog import Catalog
-from firstpage.training.recipe import Recipe
-from firstpage.training.record import Record
+from firstpage.errors import UserError
+from firstpage.recipes.recipe import Recipe
+from firstpage.runs.record import Record
 
 __all__ = ["Run", "fingerprint"]
 
@@ -73,7 +74,7 @@ class Run:
         """Keep other processes out of the folder, until the context ends or the process dies.
 
         Raises:
-            ValueError: another process trains in it, or has come to its end just now.
+            UserError: another process trains in it, or has come to its end just now.
         """
         if self.folder is None:
             return
@@ -81,12 +82,12 @@ class Run:
         given_up = time.monotonic() + PATIENCE
         while not self._locked():
             if time.monotonic() >= given_up:
-                raise ValueError(
+                raise UserError(
                     f"{self.folder}: another process trains in it: wait for its end, or give another --out"
                 )
             time.sleep(0.1)
         if self.finished(recipe, catalog):
-            raise ValueError(f"{self.folder}: another process finished it just now: run the same to see it")
+            raise UserError(f"{self.folder}: another process finished it just now: run the same to see it")
 
     def _locked(self) -> bool:
         assert self.folder is not None
@@ -109,7 +110,7 @@ class Run:
         """Whether the folder holds this very run, and it came to its end.
 
         Raises:
-            ValueError: the folder holds a run of another recipe or other data, is no run's, or cannot be.
+            UserError: the folder holds a run of another recipe or other data, is no run's, or cannot be.
         """
         if self.folder is None:
             return False
@@ -121,12 +122,12 @@ class Run:
             there = self.folder.iterdir() if self.folder.is_dir() else ()
             other = next((path.name for path in there if path.name not in begun), None)
             if other is not None:
-                raise ValueError(
+                raise UserError(
                     f"{self.folder}: holds other things, such as {other!r}: give another --out"
                 ) from None
             return False
         except ValueError as error:  # of a recipe this version does not know, or a broken file
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: holds a run of another version of firstpage ({error}): nothing was changed; "
                 "give another --out, or remove it"
             ) from None
@@ -135,13 +136,13 @@ class Run:
         if record.about["data"]["fingerprint"] != fingerprint(catalog):
             other = f"on other data, {record.about['data']['name']!r}"
         if other:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: holds a run {other}: nothing was changed; give another --out, or remove it"
             )
         return bool(record.result)
 
-    def begin(self, recipe: Recipe, catalog: Catalog, device: str, learnt: Sequence[str] = ()) -> None:
-        """Write what is about to run; `learnt` are the classes it learns from, where no splits say so."""
+    def begin(self, recipe: Recipe, catalog: Catalog, device: str, learned: Sequence[str] = ()) -> None:
+        """Write what is about to run; `learned` are the classes it learns from, where no splits say so."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +161,7 @@ class Run:
                 "images": len(catalog),
                 "fingerprint": fingerprint(catalog),
             }
-            | ({"learnt": list(learnt)} if learnt else {}),
+            | ({"learned": list(learned)} if learned else {}),
         }
         self._write(about)
         self._open(0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
-from firstpage.training.record import Record
-from firstpage.training.run import fingerprint
+from firstpage.runs.folder import fingerprint
+from firstpage.runs.record import Record
 
 __all__ = ["trained_on"]
 
@@ -24,7 +24,7 @@ def trained_on(record: Record) -> Catalog:
     Raises:
         FileNotFoundError: it is not.
 
-    >>> from firstpage.training.recipe import Recipe
+    >>> from firstpage.recipes.recipe import Recipe
     >>> trained_on(Record(Path("runs/a"), Recipe(), {"data": {"name": "cub", "root": "birds"}}, []))
     Traceback (most recent call last):
     FileNotFoundError: runs/a: its data (cub in birds) cannot be found as it was: name it by --data

@@ -5,11 +5,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-import oracles
-from batches import batch, pairs_of
 from firstpage import Pairs, mining
 from firstpage.mining.negatives import NEGATIVES
 from firstpage.mining.positives import POSITIVES
+from support import oracles
+from support.batches import batch, pairs_of
 
 
 def triplets(mined):
@@ -106,7 +106,7 @@ def test_uniform_draws_are_uniform():
 @pytest.mark.parametrize("dim", [64, 256, 512, 1024])
 @pytest.mark.parametrize("spread", [1e-4, 1e-2, 1.0])
 def test_every_anchor_draws_in_high_dimension(dim, spread):
-    """Tight classes in 512 dimensions: weights normalised over the batch are 0 for whole rows there."""
+    """Tight classes in 512 dimensions: weights normalized over the batch are 0 for whole rows there."""
     embeddings, labels = batch(8, count=64, dim=dim, classes=16, dtype=torch.float32, spread=spread)
     pairs = Pairs.of(embeddings, labels)
     query, _, negative = mining.mine(pairs, "all", "distance_weighted").triplets()

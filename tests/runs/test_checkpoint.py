@@ -1,4 +1,4 @@
-"""Checkpoints: what is read is what was written, or it is recognised."""
+"""Checkpoints: what is read is what was written, or it is recognized."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstpage import durable
-from firstpage.training.checkpoint import Checkpoints, read_state, write_state
+from firstpage.runs.checkpoint import Checkpoints, read_state, write_state
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(
@@ -58,7 +58,7 @@ def test_what_a_state_cannot_hold_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_flipped_bit_in_any_byte_and_any_cut_is_recognised(tmp_path):
+def test_a_flipped_bit_in_any_byte_and_any_cut_is_recognized(tmp_path):
     path = tmp_path / "x"
     write_state(path, {"weights": torch.tensor([1.0, 2.0]), "step": 7, "rates": (0.1,)})
     whole = path.read_bytes()

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from firstpage.training import Recipe
+from firstpage.recipes import Recipe
 
 STRANGE = [
     "<img src=x onerror=alert(1)>",
@@ -22,18 +22,18 @@ def draw(root, names, images, random, start):
         (root / name).mkdir(parents=True)
         for number in range(images):
             wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
-            colours = random.integers(0, 256, (2, 3))
-            picture = np.where(wave[..., None] > 0, colours[0], colours[1])
+            colors = random.integers(0, 256, (2, 3))
+            picture = np.where(wave[..., None] > 0, colors[0], colors[1])
             Image.fromarray(picture.astype(np.uint8)).save(root / name / f"{number}.png")
 
 
 def recipe(*changes):
     table = {
-        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardise": True},
+        "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardize": True},
         "loss": {"name": "batch-all"},
         "batch": {"size": 24, "images_per_class": 3},
         "augment": {"crop": "random", "flip": 0.0},
-        "optimiser": {"lr": 3e-3, "head": 1.0},
+        "optimizer": {"lr": 3e-3, "head": 1.0},
         "schedule": {"epochs": 2, "kind": "cosine"},
     }
     return Recipe.of(table).changed(changes)

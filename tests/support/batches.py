@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-import oracles
 from firstpage import Pairs, losses
+from support import oracles
 
 CLASSES, DIM = 4, 5
 
@@ -116,12 +116,12 @@ CASES = {
 
 
 def batch(seed=0, count=10, dim=DIM, classes=CLASSES, dtype=torch.float64, spread=1.0):
-    """Random embeddings around class centres, and labels with unequal classes."""
+    """Random embeddings around class centers, and labels with unequal classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator)
-    centres = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    centers = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
     noise = torch.randn(count, dim, generator=generator, dtype=torch.float64)
-    embeddings = (centres[labels] + spread * noise).to(dtype)
+    embeddings = (centers[labels] + spread * noise).to(dtype)
     return embeddings.requires_grad_(), labels
 
 

@@ -1,4 +1,4 @@
-"""How weights move: the optimiser with a rate for each part, the schedule of the rates, an average."""
+"""How weights move: the optimizer with a rate for each part, the schedule of the rates, an average."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from firstpage.models.embedder import Embedder
-from firstpage.training.settings import OptimiserSettings, ScheduleSettings
+from firstpage.recipes.settings import OptimizerSettings, ScheduleSettings
 
-__all__ = ["follow", "make_optimiser", "rate"]
+__all__ = ["follow", "make_optimizer", "rate"]
 
 
-def make_optimiser(
-    settings: OptimiserSettings, model: Embedder, losses: nn.Module
+def make_optimizer(
+    settings: OptimizerSettings, model: Embedder, losses: nn.Module
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimiser, and the base rate of each of its groups.
+    """The optimizer, and the base rate of each of its groups.
 
     Backbone, head and loss have rates of their own; biases and norms (one-dimensional parameters) and the
     loss's parameters have no weight decay.
 
     >>> from firstpage.losses import Margin
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
-    >>> make_optimiser(OptimiserSettings(lr=1.0, head=10), model, Margin())[1]
+    >>> make_optimizer(OptimizerSettings(lr=1.0, head=10), model, Margin())[1]
     [1.0, 1.0, 10.0, 10.0, 10.0]
     """
     groups: list[dict[str, Any]] = []
     for module, multiple in ((model.backbone, 1.0), (model.heads, settings.head)):
         # Frozen batch norms take no gradient, so they must not decay either.
-        learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for decay in (True, False):
-            chosen = [parameter for parameter in learnt if (parameter.ndim > 1) == decay]
+            chosen = [parameter for parameter in learned if (parameter.ndim > 1) == decay]
             groups.append(
                 {
                     "params": chosen,
@@ -84,10 +84,10 @@ def follow(means: Sequence[Tensor], values: Sequence[Tensor], decay: float) -> N
     >>> means
     [tensor([0.2500]), tensor(7)]
     """
-    for learnt in (True, False):
-        of = [place for place, mean in enumerate(means) if mean.is_floating_point() == learnt]
+    for learned in (True, False):
+        of = [place for place, mean in enumerate(means) if mean.is_floating_point() == learned]
         some, towards = [means[place] for place in of], [values[place] for place in of]
-        if some and learnt:  # a few kernels for all of them, not one each
+        if some and learned:  # a few kernels for all of them, not one each
             torch._foreach_lerp_(some, towards, 1 - decay)
         elif some:
             torch._foreach_copy_(some, towards)

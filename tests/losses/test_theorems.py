@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from batches import batch
 from firstpage import Pairs, losses, mining
+from support.batches import batch
 
 GAMMA = 0.25  # exact in binary, so that theorems hold to the last bit or nearly
 

@@ -2,7 +2,7 @@
 
 A checkpoint is a safetensors file. Its tensors are those of the state; its header holds the rest of the state
 as JSON, and a sha256 of everything. Nothing is ever unpickled, and a file that was cut short or has a flipped
-bit is recognised. The last two are kept: if the newer is damaged, the run goes on from the one before.
+bit is recognized. The last two are kept: if the newer is damaged, the run goes on from the one before.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from firstpage import durable
+from firstpage.errors import UserError
 
 __all__ = ["Checkpoints", "Stopped", "read_state", "write_state"]
 
@@ -65,14 +66,14 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `write_state` wrote, on the CPU, with the memory layout it had.
 
     Raises:
-        ValueError: the file is not as it was written.
+        UserError: the file is not as it was written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "x").write_bytes(b"something else")
     ...     read_state(Path(folder, "x"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: .../x: damaged or no checkpoint
+    firstpage.errors.UserError: .../x: damaged or no checkpoint
     """
     try:
         with safe_open(path, "pt") as file:
@@ -82,7 +83,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError):
         sound = False
     if not sound:
-        raise ValueError(f"{path}: damaged or no checkpoint")
+        raise UserError(f"{path}: damaged or no checkpoint")
     state: dict[str, Any] = _restored(json.loads(about["state"]), tensors)
     return state
 
@@ -196,7 +197,7 @@ class Checkpoints:
             yield
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise ValueError(
+            raise UserError(
                 f"{self.folder or 'checkpoint'}: does not fit, being of another version of firstpage or "
                 f"of images that can no longer be read ({reason}): give another --out, or remove it"
             ) from error

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import oracles
-from batches import CASES, CLASSES, DIM, batch
 from firstpage import Pairs, losses, mining
 from firstpage.losses.registry import _ROWS
+from support import oracles
+from support.batches import CASES, CLASSES, DIM, batch
 
 EVERY = losses.names()
 DETERMINISTIC = [n for n in EVERY if n not in ("margin", "triplet-uniform", "triplet-distance")]
@@ -304,7 +304,7 @@ def _triplets_by_pair(embeddings, labels, negatives):
     return list(zip(a.tolist(), p.tolist(), strict=True)), n.tolist()
 
 
-def test_a_fixed_boundary_is_not_learnt():
+def test_a_fixed_boundary_is_not_learned():
     embeddings, labels = batch(13, count=8)
     loss = losses.Margin(classes=CLASSES, learn_beta=False).double()
     loss(embeddings, labels).backward()
@@ -324,9 +324,9 @@ def test_proxies_receive_the_gradient_of_the_oracle():
 def test_spectral_clustering_is_right_where_classes_have_collapsed():
     """Its optimum: a point a class. In float32 the gram matrix has no Cholesky factor there."""
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(3, 64, generator=generator)
+    centers = torch.randn(3, 64, generator=generator)
     labels = torch.arange(600) % 3
-    exact = (centres[labels] + 1e-6 * torch.randn(600, 64, generator=generator)).double().requires_grad_()
+    exact = (centers[labels] + 1e-6 * torch.randn(600, 64, generator=generator)).double().requires_grad_()
     rounded = exact.detach().float().requires_grad_()
     terms = [losses.SpectralClustering(ridge=1e-6)(points, labels) for points in (exact, rounded)]
     assert terms[1].item() == pytest.approx(terms[0].item(), abs=1e-3)
@@ -540,7 +540,7 @@ def test_every_loss_brings_classes_together(name):
     features = torch.randn(8, 32)[labels] + 2.2 * torch.randn(48, 32)
     network = torch.nn.Linear(32, 8)
     loss = create(name)
-    optimiser = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=0.01)
+    optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=0.01)
 
     def precision():
         similarity = Pairs.of(network(features), labels).similarity.detach().fill_diagonal_(-2)
@@ -548,9 +548,9 @@ def test_every_loss_brings_classes_together(name):
 
     before = precision()
     for _ in range(150):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(network(features), labels).backward()
-        optimiser.step()
+        optimizer.step()
     assert precision() >= before + 0.2
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firstpage.training.recipe import Recipe
+from firstpage.errors import UserError
+from firstpage.recipes.recipe import Recipe
 
 __all__ = ["Record", "Series"]
 
@@ -44,7 +45,7 @@ class Record:
 
         Raises:
             FileNotFoundError: it is no run folder.
-            ValueError: a file in it is broken.
+            UserError: a file in it is broken.
 
         >>> Record.read("nowhere")
         Traceback (most recent call last):
@@ -56,9 +57,9 @@ class Record:
         try:
             about = json.loads((source / "run.json").read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{source / 'run.json'}: {error}") from None
+            raise UserError(f"{source / 'run.json'}: {error}") from None
         if not isinstance(about, dict):
-            raise ValueError(f"{source / 'run.json'}: not a table of what ran")
+            raise UserError(f"{source / 'run.json'}: not a table of what ran")
         return cls(source, Recipe.read(source / "recipe.toml"), about, _lines(source / "log.jsonl"))
 
     @property
@@ -96,7 +97,7 @@ class Record:
         """Steps, and the measure at each of them.
 
         Raises:
-            ValueError: the run did not measure that.
+            UserError: the run did not measure that.
 
         >>> Record(Path(), Recipe(), {}, [{"step": 0, "P@1": 12.5}]).curve("P@1")
         ([0], [12.5])
@@ -111,7 +112,7 @@ class Record:
         """The measure in the reported test; at the best evaluation while there is no report.
 
         Raises:
-            ValueError: the run did not measure that.
+            UserError: the run did not measure that.
 
         >>> Record(Path(), Recipe(), {"result": {"test": {"R@1": 60.0}}}, []).reported("R@1")
         60.0
@@ -144,10 +145,10 @@ class Record:
             for name, points in found.items()
         }
 
-    def _missing(self, measure: str, there: Iterable[str]) -> ValueError:
+    def _missing(self, measure: str, there: Iterable[str]) -> UserError:
         names = ", ".join(name for name in there if name not in ("step", "epoch"))
         has = f"it has {names}" if names else "it has no evaluation yet: wait for the first one"
-        return ValueError(f"run {self.name!r} has no {measure}: {has}")
+        return UserError(f"run {self.name!r} has no {measure}: {has}")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from firstpage import losses, mining
-from firstpage.training.draws import draws
+from firstpage.training.seeding import draws
 
 CLASSES, DIM, IMAGES = 4, 5, 40
 CPU = torch.device("cpu")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from firstpage.errors import UserError
 
 __all__ = [
     "AugmentSettings",
     "BatchSettings",
     "MemorySettings",
-    "OptimiserSettings",
+    "ModelSettings",
+    "OptimizerSettings",
     "ScheduleSettings",
     "TrainSettings",
 ]
@@ -18,7 +21,55 @@ def _not_negative(section: str, settings: object, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if not value >= 0:
-            raise ValueError(f"{section}.{name}={value}: must not be negative")
+            raise UserError(f"{section}.{name}={value}: must not be negative")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings of an `Embedder`, and the `[model]` table of a recipe.
+
+    Args:
+        backbone: a name of `backbones.names()`, or `timm:NAME`.
+        options: further settings of that backbone, such as `{"strides": "v1"}` for a ResNet.
+        weights: a file of pretrained weights, `imagenet`, or None to start from nothing.
+        pooling: `avg`, `max`, `avg+max`, `gem` or `cls`.
+        layer_norm: normalize the pooled features before the head.
+        head: `linear`, `mlp`, `none` (the pooled features themselves) or `multilevel` (a linear head on each
+            of three stages, concatenated).
+        dim: dimensions of the embedding (of each level, if there are several).
+        standardize: a batch norm without scale on the embedding. A network that starts from nothing maps all
+            images to nearly one point, from where losses with a hinge find no way out; this is one.
+        freeze_batch_norm: keep the statistics and scales of a pretrained network; best on small data.
+        checkpointing: recompute activations in the backward pass, to save memory.
+        stored: side of the stored square images.
+        resize: how an image becomes that square: `squash`, `shorter` or `pad`.
+        crop: side of the central crop the network sees; the backbone's own size if left out.
+
+    >>> ModelSettings(backbone="small", dim=64).pooling
+    'avg'
+    """
+
+    backbone: str = "resnet50"
+    options: dict[str, object] = field(default_factory=dict)
+    weights: str | None = None
+    pooling: str = "avg"
+    layer_norm: bool = False
+    head: str = "linear"
+    dim: int = 512
+    standardize: bool = False
+    freeze_batch_norm: bool = False
+    checkpointing: bool = False
+    stored: int = 256
+    resize: str = "squash"
+    crop: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.head not in ("linear", "mlp", "none", "multilevel"):
+            raise UserError(f"head={self.head!r}: choose one of linear, mlp, none, multilevel")
+        if self.dim < 1:
+            raise UserError(f"dim={self.dim}: an embedding needs at least one dimension")
+        if self.crop is not None and not 1 <= self.crop <= self.stored:
+            raise UserError(f"crop={self.crop}: must lie in 1..{self.stored}, the side of the stored images")
 
 
 @dataclass(frozen=True)
@@ -80,8 +131,8 @@ class AugmentSettings:
 
 
 @dataclass(frozen=True)
-class OptimiserSettings:
-    """`[optimiser]`: one rate for the backbone, multiples of it for new parts.
+class OptimizerSettings:
+    """`[optimizer]`: one rate for the backbone, multiples of it for new parts.
 
     Args:
         name: `adamw`, `adam` or `sgd`.
@@ -94,7 +145,7 @@ class OptimiserSettings:
         eps: of Adam.
         clip: greatest norm of the gradient; 0 leaves it.
 
-    >>> OptimiserSettings(lr=1e-4).head
+    >>> OptimizerSettings(lr=1e-4).head
     10.0
     """
 
@@ -110,10 +161,10 @@ class OptimiserSettings:
 
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "adam", "sgd"):
-            raise ValueError(f"optimiser.name={self.name!r}: choose one of adamw, adam, sgd")
+            raise UserError(f"optimizer.name={self.name!r}: choose one of adamw, adam, sgd")
         if not self.lr > 0:
-            raise ValueError(f"optimiser.lr={self.lr}: must be positive")
-        _not_negative("optimiser", self, "head", "loss", "weight_decay", "momentum", "clip")
+            raise UserError(f"optimizer.lr={self.lr}: must be positive")
+        _not_negative("optimizer", self, "head", "loss", "weight_decay", "momentum", "clip")
 
 
 @dataclass(frozen=True)
@@ -141,11 +192,11 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         if self.kind not in ("step", "cosine", "constant"):
-            raise ValueError(f"schedule.kind={self.kind!r}: choose one of step, cosine, constant")
+            raise UserError(f"schedule.kind={self.kind!r}: choose one of step, cosine, constant")
         if self.epochs < 1:
-            raise ValueError(f"schedule.epochs={self.epochs}: must be at least 1")
+            raise UserError(f"schedule.epochs={self.epochs}: must be at least 1")
         if not all(0 < milestone <= 1 for milestone in self.milestones):
-            raise ValueError(
+            raise UserError(
                 f"schedule.milestones={list(self.milestones)}: shares of all epochs, between 0 and 1: "
                 f"epoch {self.epochs // 2} of {self.epochs} is {self.epochs // 2 / self.epochs:.2g}"
             )
@@ -196,13 +247,13 @@ class TrainSettings:
             ("precision", self.precision, ("auto", "bf16", "fp32")),
         ):
             if value not in known:
-                raise ValueError(f"train.{name}={value!r}: choose one of {', '.join(known)}")
+                raise UserError(f"train.{name}={value!r}: choose one of {', '.join(known)}")
         if not 0 <= self.fold < self.folds:
-            raise ValueError(f"train.fold={self.fold}: must lie in 0..{self.folds - 1}")
+            raise UserError(f"train.fold={self.fold}: must lie in 0..{self.folds - 1}")
         if not 0 <= self.ema < 1:
-            raise ValueError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
+            raise UserError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
         if self.evaluate_every < 1:
-            raise ValueError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
+            raise UserError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
         _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every")
 
     @property

@@ -1,0 +1,162 @@
+"""Which images a run trains on, selects its best model by, and is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.decode import shown
+from firstpage.errors import UserError
+from firstpage.recipes.settings import TrainSettings
+
+__all__ = ["DataSplit", "QueryGallery", "query_gallery", "split_catalog", "unreadable_note"]
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryGallery:
+    """The rows of a retrieval test: queries, and the gallery they search.
+
+    Args:
+        queries: rows of the catalog.
+        gallery: rows of the catalog; None if the queries search one another.
+
+    >>> QueryGallery(np.arange(3)).gallery is None
+    True
+    """
+
+    queries: Rows
+    gallery: Rows | None = None
+
+    def check(self, labels: NDArray[np.int64]) -> None:
+        """Raise an error if no query can find an image of its class, or none can find a wrong one.
+
+        >>> QueryGallery(np.arange(2)).check(np.array([0, 1]))
+        Traceback (most recent call last):
+        firstpage.errors.UserError: data: no test image has another one of its class to find: give ...
+        """
+        gallery = labels[self.queries if self.gallery is None else self.gallery]
+        classes, counts = np.unique(gallery, return_counts=True)
+        if len(classes) < 2:
+            raise UserError(
+                f"data: the test searches images of {len(classes)} class: nothing could be found wrongly: "
+                "give it at least two classes"
+            )
+        least = 2 if self.gallery is None else 1  # an image does not find itself
+        if not np.isin(labels[self.queries], classes[counts >= least]).any():
+            raise UserError(
+                "data: no test image has another one of its class to find: give the test classes of two "
+                "images or more"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class DataSplit:
+    """The rows of a catalog that a run trains on, selects by and is tested on.
+
+    Attributes:
+        train: rows to train on.
+        validation: the retrieval test that selects the best model.
+        test: the retrieval test that is reported; under the `paper` protocol the same as `validation`.
+    """
+
+    train: Rows
+    validation: QueryGallery
+    test: QueryGallery | None
+
+    def train_classes(self, catalog: Catalog) -> list[str]:
+        """Return the names of the classes used for training or selection, but not for the test."""
+        known = [self.train] if self.validation is self.test else [self.train, self.validation.queries]
+        return [catalog.classes[label] for label in np.unique(catalog.labels[np.concatenate(known)])]
+
+    def summary(self, catalog: Catalog) -> str:
+        """Describe the split in one line."""
+
+        def count(rows: Rows, of: str = " of") -> str:
+            return f"{len(rows):,}{of} {len(np.unique(catalog.labels[rows])):,}"
+
+        parts = [f"training on {count(self.train, ' images of')} classes"]
+        if self.validation is not self.test:
+            parts.append(f"selecting on {count(self.validation.queries)}")
+        if self.test is not None:
+            parts.append(f"testing on {count(self.test.queries)}")
+        return f"{catalog.name}: {', '.join(parts)}"
+
+
+def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> DataSplit:
+    """Split a catalog by the protocol of a run.
+
+    Without splits, a fifth of its classes, but at least two, become the test. Under the `fair` protocol the
+    best model is selected on the split `val`; without one, on one fold of the training classes.
+
+    Raises:
+        UserError: there is no training split, or none of its images can be read.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> roles = split_catalog(catalog, np.ones(10, bool), TrainSettings())
+    >>> len(roles.train), len(roles.test.queries)
+    (6, 4)
+    """
+    if not catalog.splits:
+        count = len(np.unique(catalog.labels))
+        if count < 4:
+            raise UserError(
+                f"data: of {count} {'class' if count == 1 else 'classes'} none can be kept for a test: "
+                "give at least four, or splits train and test"
+            )
+        catalog = catalog.split_classes(max(2, round(0.2 * count)), seed=0)  # of one class all is right
+    splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
+    if "train" in splits and not len(splits["train"]):
+        raise UserError(
+            f"data: none of its {len(catalog.splits['train']):,} train images can be read: "
+            "run firstpage data check PATH"
+        )
+    if "train" not in splits:
+        raise UserError(
+            f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}"
+        )
+    test = query_gallery(splits)
+    train = splits["train"]
+    if settings.protocol == "paper":
+        if test is None:
+            raise UserError(f"data: catalog {catalog.name!r} has no test split: use train.protocol='fair'")
+        return DataSplit(train, test, test)
+    if len(splits.get("val", ())):
+        return DataSplit(train, QueryGallery(splits["val"]), test)
+    fold = catalog.take(train).split_classes(folds=settings.folds, seed=settings.seed)[settings.fold]
+    return DataSplit(train[fold.splits["train"]], QueryGallery(train[fold.splits["test"]]), test)
+
+
+def query_gallery(splits: Mapping[str, Rows]) -> QueryGallery | None:
+    """Return the retrieval test of a catalog's splits: `query` in `gallery`, or `test` among itself.
+
+    >>> query_gallery({"train": np.arange(3)}) is None
+    True
+    """
+    if "query" in splits and "gallery" in splits:
+        return QueryGallery(splits["query"], splits["gallery"])
+    return QueryGallery(splits["test"]) if "test" in splits else None
+
+
+def unreadable_note(catalog: Catalog, readable: NDArray[np.bool_]) -> list[str]:
+    """Return one line about the images that cannot be read; empty if all can.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), ["a", "b"], np.zeros(2, int), ["c"], {})
+    >>> unreadable_note(catalog, np.array([True, False]))
+    ['1 of 2 images cannot be read, such as b: firstpage data check tells why']
+    """
+    rows = np.flatnonzero(~readable)
+    if not len(rows):
+        return []
+    first = shown(catalog.paths[rows[0]])
+    return [
+        f"{len(rows):,} of {len(readable):,} images cannot be read, such as {first}: "
+        "firstpage data check tells why"
+    ]

@@ -1,0 +1,17 @@
+"""The one exception for mistakes that the user can correct."""
+
+from __future__ import annotations
+
+__all__ = ["UserError"]
+
+
+class UserError(ValueError):
+    """Wrong input: an argument, a setting, a file or data that the user can correct.
+
+    Its message is one line that names what was given and how to correct it. The command line prints it
+    without a traceback; any other exception is a bug, or a failure of the system, and keeps its traceback.
+
+    >>> raise UserError("TopKPrecision(k=0): k must be at least 1")
+    Traceback (most recent call last):
+    firstpage.errors.UserError: TopKPrecision(k=0): k must be at least 1
+    """
