@@ -21,7 +21,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
 from firstpage.training import fit
-from firstpage.training.compiling import compiled
+from firstpage.training.compiling import compile_network
 from firstpage.training.optimizer import make_optimizer
 
 
@@ -48,8 +48,8 @@ def bare(recipe: Recipe, device: str, steps: int) -> float:
     model = Embedder(recipe.model).to(device)
     model.to(memory_format=torch.channels_last)
     model.train()
-    optimizer, _ = make_optimizer(recipe.optimizer, model, torch.nn.Module())
-    embed = compiled(model.raw, model.device) if recipe.train.compile else model.raw
+    optimizer = make_optimizer(recipe.optimizer, model, torch.nn.Module())
+    embed = compile_network(model.raw, model.device) if recipe.train.compile else model.raw
     size = recipe.batch.size
     crop = model.preprocess.size
     images = torch.randn(size, 3, crop, crop, device=device).contiguous(memory_format=torch.channels_last)

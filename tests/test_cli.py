@@ -107,20 +107,20 @@ def test_errors_of_the_system_come_with_a_remedy(capsys, tmp_path, birds, monkey
     file = tmp_path / "file"
     file.touch()
     code, _, err = run(capsys, "data", "get", "glyphs", str(file / "glyphs"))
-    assert (code, err) == (2, f"firstpage: {file}: file exists: name another place\n")
+    assert (code, err) == (2, f"firstpage: {file}: file exists: choose another path\n")
     code, _, err = run(capsys, "train", "--data", str(birds), "--out", str(file), "--set", "batch.size=8")
     assert code == 2
-    assert err == f"firstpage: {file / 'run.json'}: {file} is a file, not a folder: name another place\n"
+    assert err == f"firstpage: {file / 'run.json'}: {file} is a file, not a folder: choose another path\n"
     long = tmp_path / ("x" * 230)
     code, _, err = run(capsys, "data", "get", "glyphs", str(long))
-    assert (code, err) == (2, f"firstpage: {long}: file name too long: name another place\n")
+    assert (code, err) == (2, f"firstpage: {long}: file name too long: choose another path\n")
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a place")
 
     monkeypatch.setattr("firstpage.data.download.get", refuse)
     code, _, err = run(capsys, "data", "get", "cub", "birds")
-    assert (code, err) == (2, "firstpage: a place: permission denied: name another place\n")
+    assert (code, err) == (2, "firstpage: a place: permission denied: choose another path\n")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_check_refuses_a_figure_that_cannot_be_written_before_it_looks(capsys, t
     (tmp_path / "file").touch()
     code, out, err = run(capsys, "data", "check", str(birds), "--figure", str(tmp_path / "file/x.png"))
     assert (code, out) == (2, "")
-    assert err.endswith("file is a file, not a folder: name another place\n")
+    assert err.endswith("file is a file, not a folder: choose another path\n")
     assert run(capsys, "data", "check", str(birds), "--figure", str(tmp_path / "new/x.png"))[0] == 0
     assert (tmp_path / "new/x.png").exists()
 

@@ -15,6 +15,7 @@ import typer
 from firstpage import __version__, durable
 from firstpage.errors import UserError
 
+_options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
 app = typer.Typer(
@@ -38,16 +39,17 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> None:
-    pass
+    _options["debug"] = debug
 
 
 @data.command("get")
 def _get(
     name: Annotated[str, typer.Argument(help="glyphs, cub, sop, lfw, cars, inshop, hotels50k or casia.")],
-    path: Annotated[Path, typer.Argument(help="The folder that shall hold it.")],
+    path: Annotated[Path, typer.Argument(help="Folder to download to.")],
 ) -> None:
-    """Download a dataset, or print where its publisher gives it out."""
+    """Download a dataset, or print where its publisher offers it."""
     from firstpage.data.download import get
 
     typer.echo(get(name, path))
@@ -55,18 +57,18 @@ def _get(
 
 @data.command("check")
 def _check(
-    path: Annotated[str, typer.Argument(help="A dataset: a folder, a table, or glyphs.")],
+    path: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram into this file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram to this file.")] = None,
 ) -> None:
-    """Count a dataset, and find broken files, duplicates, leaks and what training refuses: exit code 1."""
+    """Count a dataset; find broken files, duplicates, leaks and what training would refuse (exit code 1)."""
     from firstpage.data import read
     from firstpage.data.check import check
 
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report tells them
+        warnings.simplefilter("ignore")  # the report has them
         catalog = read(path)
     report = check(catalog)
     typer.echo(report.json() if as_json else report.text())
@@ -77,9 +79,9 @@ def _check(
 
 
 @contextmanager
-def _stopping() -> Iterator[None]:
-    """A context in which a run that was asked to stop says how it goes on."""
-    from firstpage.runs.checkpoint import Stopped
+def _stoppable() -> Iterator[None]:
+    """Within this context, a run that was stopped by a signal ends with a message and its exit code."""
+    from firstpage.training.stopping import Stopped
 
     try:
         yield
@@ -89,11 +91,11 @@ def _stopping() -> Iterator[None]:
 
 
 @app.command("demo")
-def _demo(out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo")) -> None:
+def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
     """Train on the embedded glyphs, and show the first page before and after."""
     from firstpage.demo import demo
 
-    with _stopping():
+    with _stoppable():
         text = demo(out)
     typer.echo(text)
 
@@ -103,10 +105,10 @@ _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 
 @app.command("recipe")
 def _recipe(
-    recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a recipe.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
 ) -> None:
-    """Print a recipe with all its settings; without a name, the one that train takes by default."""
+    """Print a recipe with all its settings. Defaults to the recipe that train uses by default."""
     from firstpage import recipes
 
     typer.echo(recipes.find(recipe).changed(changes or []).toml())
@@ -114,15 +116,15 @@ def _recipe(
 
 @app.command("train")
 def _train(
-    recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a recipe.")] = None,
-    data: Annotated[str | None, typer.Option(help="A dataset: a folder, a table, or glyphs.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> if left out.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Defaults to runs/<recipe>.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
-    folds: Annotated[bool, typer.Option("--folds", help="Every fold of train.protocol=fair.")] = False,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
+    folds: Annotated[bool, typer.Option("--folds", help="Train every fold of train.protocol=fair.")] = False,
 ) -> None:
-    """Train an embedder, and keep the best one. A run that was stopped goes on; a finished one is shown."""
+    """Train an embedder and keep the best one. A stopped run is resumed; a finished one is shown."""
     from firstpage import recipes
     from firstpage.data import read
     from firstpage.training import fit, fit_folds
@@ -132,31 +134,31 @@ def _train(
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
         raise UserError(
-            "--data: say what to learn from: a folder with a folder of images a class, or a table"
+            "--data: name the data to train on: a folder with one folder of images per class, or a table"
         )
     catalog = read(data or "glyphs")
-    with _stopping():
+    with _stoppable():
         if folds:
             text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
         else:
             text = fit(chosen, catalog, folder, device=device, cache=cache).text()
-    if os.environ.get("RANK", "0") == "0":  # of many processes one speaks
+    if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
         typer.echo(text)
 
 
 @app.command("evaluate")
 def _evaluate(
     subject: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
-    data: Annotated[str | None, typer.Option(help="A dataset; the run's own if left out.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="paper or fair; the run's own if left out.")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of the run.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of the run.")] = None,
     every_class: Annotated[bool, typer.Option("--classes", help="Print every class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write into this file instead of printing.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
-    """Measure a model on its test images: figures with 95 % intervals, worst classes, confused classes."""
+    """Evaluate a model on its test images: metrics with 95 % intervals, worst classes, confused classes."""
     from firstpage.report import Subject, measure
 
     if out is not None:
@@ -174,14 +176,14 @@ def _evaluate(
 @app.command("report")
 def _report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or saved embedders.")],
-    out: Annotated[Path | None, typer.Option(help="The file; report.html in the first run's folder.")] = None,
-    data: Annotated[str | None, typer.Option(help="A dataset; each run's own if left out.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="paper or fair; each run's own if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="HTML file. Defaults to report.html in a run.")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of each run.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
-    """Write all that can be shown of a run, or of several side by side, into one HTML file."""
+    """Write everything about a run, or about several side by side, into one HTML file."""
     from firstpage.report import report
 
     path = report(runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache)
@@ -190,11 +192,11 @@ def _report(
 
 @app.command("figures")
 def _figures(
-    name: Annotated[str, typer.Argument(help="Such as training, roc or sphere-density; list names all.")],
+    name: Annotated[str, typer.Argument(help="Such as training, roc or sphere-density; or list.")],
     sources: Annotated[list[Path] | None, typer.Argument(help="Run folders, or .npz files of embed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf; NAME.png if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf file. Defaults to NAME.png.")] = None,
     data: Annotated[str | None, typer.Option(help="The dataset of the embeddings.")] = None,
-    split: Annotated[str | None, typer.Option(help="Another split than the figure's own.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to draw, instead of the figure's own.")] = None,
     dark: Annotated[bool, typer.Option("--dark", help="For dark pages.")] = False,
 ) -> None:
     """Draw one of the papers' figures."""
@@ -210,11 +212,11 @@ def _figures(
 @app.command("embed")
 def _embed(
     model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
-    data: Annotated[str, typer.Argument(help="A dataset: a folder, a table, or glyphs.")],
+    data: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
     out: Annotated[Path, typer.Argument(help="The .npz file to write: embeddings, labels, paths.")],
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
 ) -> None:
-    """Embed a dataset's images into a file. Those of a folder without class folders all have label 0."""
+    """Embed the images of a dataset into a file. Without class folders all images have label 0."""
     from firstpage.data import read
     from firstpage.models.embed import embed_to_file
 
@@ -235,32 +237,35 @@ def _export(
     typer.echo(input_words(embedder))
 
 
-def _telling() -> Callable[..., None]:
-    """What shows warnings: the package's own as one line, once each, the rest as Python does."""
-    package, others, told = os.path.dirname(__file__), warnings.showwarning, set()
+def _show_warnings() -> Callable[..., None]:
+    """Return what shows warnings: the package's own in one line, once each, others as Python does."""
+    package, others, shown = os.path.dirname(__file__), warnings.showwarning, set()
 
-    def tell(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:  # noqa: ANN401
+    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:  # noqa: ANN401
         text = " ".join(str(message).split())
         if not filename.startswith(package):
             others(message, category, filename, *where)
-        elif text not in told:
-            told.add(text)
+        elif text not in shown:
+            shown.add(text)
             typer.echo(f"firstpage: warning: {text}", err=True)
 
-    return tell
+    return show
 
 
-def _said(error: Exception) -> str:
-    """An error in words; to those of the system, which know no remedy, one is added."""
+def _describe(error: Exception) -> str:
+    """Return the message of an error; those of the operating system, which have no remedy, get one."""
     if isinstance(error, OSError) and error.filename is not None and error.errno:
         reason = os.strerror(error.errno)
-        if error.strerror == reason:  # not a text of our own
-            return f"{error.filename}: {reason.lower()}: name another place"
+        if error.strerror == reason:  # not a message of our own
+            return f"{error.filename}: {reason.lower()}: choose another path"
     return str(error)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; what a person can mend is one line and exit code 2, not a traceback.
+    """Run the command line.
+
+    A mistake of the user and a failure of the system (a full disk, a missing file) are printed in one line,
+    with exit code 2. Any other exception is a bug and keeps its traceback; `--debug` shows it always.
 
     Example:
         >>> main(["data", "get", "nabirds", "birds"])
@@ -269,15 +274,17 @@ def main(arguments: list[str] | None = None) -> None:
     """
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _telling()
+            warnings.showwarning = _show_warnings()
             sys.exit(app(arguments, standalone_mode=False) or 0)
     except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # what a person types who wants to see the commands
+        if type(error).__name__ == "NoArgsIsHelpError":  # typed by someone who wants to see the commands
             error.show()
             sys.exit(2)
-        where = error.ctx.command_path if error.ctx else "firstpage"
-        said = f"{error.format_message().rstrip('.?')}; see {where} --help"
-    except (ValueError, OSError, ImportError) as error:
-        said = _said(error)
-    typer.echo(f"firstpage: {' '.join(said.split())}", err=True)
+        command = error.ctx.command_path if error.ctx else "firstpage"
+        message = f"{error.format_message().rstrip('.?')}; see {command} --help"
+    except (UserError, OSError) as error:
+        if _options["debug"]:
+            raise
+        message = _describe(error)
+    typer.echo(f"firstpage: {' '.join(message.split())}", err=True)
     sys.exit(2)

@@ -30,9 +30,9 @@ def check(path: str | os.PathLike[str]) -> Path:
         raise UserError(f"{path}: is a folder: name a file in it")
     there = next(parent for parent in target.absolute().parents if parent.exists())
     if not there.is_dir():
-        raise UserError(f"{path}: {there} is a file, not a folder: name another place")
+        raise UserError(f"{path}: {there} is a file, not a folder: choose another path")
     if not os.access(there, os.W_OK):
-        raise UserError(f"{path}: nothing can be written in {there}: name another place")
+        raise UserError(f"{path}: nothing can be written in {there}: choose another path")
     return target
 
 

@@ -295,7 +295,7 @@ def test_unknown_kinds_of_files_are_refused_before_any_work(tmp_path):
 
 def test_places_that_no_file_can_have_are_refused_before_any_work(tmp_path):
     (tmp_path / "note").write_text("x")
-    with pytest.raises(ValueError, match=r"note is a file, not a folder: name another place"):
+    with pytest.raises(ValueError, match=r"note is a file, not a folder: choose another path"):
         figures.draw("roc", ["nowhere.npz"], tmp_path / "note" / "x.png")
 
 

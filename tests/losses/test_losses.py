@@ -485,7 +485,7 @@ def test_structured_clustering_against_other_candidates():
         (lambda: losses.create("margin", learn_beta=1), "learn_beta=1: must be true or false$"),
         (lambda: losses.create("margin", classes=True), "classes=True: must be a whole number$"),
         (lambda: losses.create("triplet-hard", margin="x"), "margin='x': must be a number$"),
-        (lambda: losses.create("triplet-hard", form=["l2"]), r"form=\['l2'\]\): choose one of"),
+        (lambda: losses.create("triplet-hard", form=["l2"]), r"form=\['l2'\]: choose one of"),
         (lambda: losses.create("epshn", positives=["easy"]), r"positives=\['easy'\]: choose one of"),
     ],
 )

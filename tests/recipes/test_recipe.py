@@ -36,7 +36,7 @@ def test_every_recipe_that_ships_is_sound(name):
         ({"train": {"patience": -1}}, "train.patience=-1: must not be negative"),
         ({"optimizer": {"clip": -1}}, "optimizer.clip=-1.0: must not be negative"),
         ({"schedule": {"milestones": [8, 20], "epochs": 40}}, "shares of all epochs.* epoch 20 of 40 is 0.5"),
-        ({"model": 3}, "model=3: is a table"),
+        ({"model": 3}, "model=3: must be a table"),
         ({"model": {"head": "round"}}, "model.head='round'"),
     ],
 )

@@ -79,12 +79,14 @@ def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
     files = sorted((tmp_path / "checkpoint").iterdir())
     assert len(files) == 2
     files[1].write_bytes(files[1].read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=r"step-000000100.safetensors is damaged: going back"):
-        assert checkpoints.newest() == {"step": 20}
-    assert checkpoints.kept == 20
+    with pytest.warns(
+        UserWarning, match=r"step-000000100.safetensors is damaged: resuming from the one before"
+    ):
+        assert checkpoints.load_newest() == {"step": 20}
+    assert checkpoints.saved == 20
     files[0].write_bytes(b"")
     with pytest.warns(UserWarning, match="step-000000020"):
-        assert checkpoints.newest() is None
+        assert checkpoints.load_newest() is None
     checkpoints.clear()
     assert not list(tmp_path.iterdir())
 
@@ -93,7 +95,7 @@ def test_what_a_killed_write_leaves_is_removed(tmp_path):
     checkpoints = Checkpoints(tmp_path, minutes=0)
     checkpoints.save(1, {"step": 1})
     (tmp_path / "checkpoint" / "step-000000002.safetensors.part").write_bytes(b"half")
-    assert checkpoints.newest() == {"step": 1}
+    assert checkpoints.load_newest() == {"step": 1}
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["step-000000001.safetensors"]
 
 
@@ -103,11 +105,11 @@ def test_checkpoints_are_due_by_the_clock(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, minutes=2)
     due = []
     for now in (0.0, 119.0, 120.0, 130.0, 239.0, 250.0):
-        due.append(checkpoints.due())
+        due.append(checkpoints.is_due())
         if due[-1]:
             checkpoints.save(int(now), {})
     assert due == [False, False, True, False, False, True]
-    assert not Checkpoints(None, minutes=0).due()
+    assert not Checkpoints(None, minutes=0).is_due()
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from firstpage import losses, mining
-from firstpage.training.seeding import draws
+from firstpage.training.seeding import seeded
 
 CLASSES, DIM, IMAGES = 4, 5, 40
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def batch(rows, number=0):
 
 def total(criteria, levels, labels, number=0, **more):
     """The loss over both levels; its lots are those of step `number`."""
-    with draws(CPU, "loss", number):
+    with seeded(CPU, "loss", number):
         return sum(part(level, labels, **more) for part, level in zip(criteria, levels, strict=True))
 
 

@@ -16,7 +16,7 @@ from firstpage.data import Catalog, Stream
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
-from firstpage.training import clock, loop
+from firstpage.training import job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
@@ -141,15 +141,15 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
 
 
 def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monkeypatch):
-    models, make = [], loop.make_optimizer
+    models, make = [], job.make_optimizer
 
     def recording(settings, model, criteria):
-        made, rates = make(settings, model, criteria)
+        optimizer = make(settings, model, criteria)
         models.append(copy.deepcopy(model.state_dict()))
-        made.register_step_post_hook(lambda *_: models.append(copy.deepcopy(model.state_dict())))
-        return made, rates
+        optimizer.register_step_post_hook(lambda *_: models.append(copy.deepcopy(model.state_dict())))
+        return optimizer
 
-    monkeypatch.setattr(loop, "make_optimizer", recording)
+    monkeypatch.setattr(job, "make_optimizer", recording)
     fit(recipe("train.ema=0.75"), stripes, tmp_path / "run", cache=run[0] / "cache", progress=False)
     last = Embedder.load(tmp_path / "run" / "last").state_dict()
     assert len(models) > 4
@@ -168,7 +168,7 @@ def test_the_best_model_is_in_its_folder_whatever_a_killed_run_left_there(
         if epoch:  # the untrained model stays the best
             scribbled.append((tmp_path / "run" / "best" / "model.safetensors").write_bytes(b"another"))
 
-    monkeypatch.setattr(loop.Display, "evaluated", evaluated)
+    monkeypatch.setattr(loop.Display, "show_evaluation", evaluated)
     changes = recipe("optimizer.lr=1e-12")
     result = fit(changes, stripes, tmp_path / "run", cache=run[0] / "cache", progress=False)
     assert scribbled
@@ -187,7 +187,7 @@ def test_evaluations_are_not_time_spent_in_steps(run, stripes, monkeypatch):
         now[0] += 1e-3
         return now[0]
 
-    monkeypatch.setattr(clock.time, "perf_counter", tick)
+    monkeypatch.setattr(timer.time, "perf_counter", tick)
     monkeypatch.setattr(Ranks, "evaluate", slow)
     result = fit(recipe("train.checkpoint_every=0"), stripes, None, cache=run[0] / "cache", progress=False)
     assert 0 < result.seconds < 1000
@@ -286,7 +286,7 @@ def test_a_val_split_is_what_models_are_selected_by(run, stripes):
     assert roles.summary(catalog) == (
         "stripes: training on 64 images of 8 classes, selecting on 56 of 7, testing on 64 of 8"
     )
-    with pytest.raises(ValueError, match="the data has a val split to select by"):
+    with pytest.raises(ValueError, match="the data has a val split, so there are no folds to select by"):
         fit_folds(recipe("train.protocol=fair"), catalog)
 
 
@@ -306,7 +306,7 @@ def test_the_table_of_a_fair_run_says_which_classes_its_figures_are_of():
         "untrained    60.0",
         "trained      60.0",
         "best at epoch 0; 1.2 s",
-        "no epoch was better than the untrained network: that is what is kept",
+        "no epoch was better than the untrained network, so that is the model that was kept",
     ]
 
 
@@ -330,8 +330,8 @@ def test_images_that_cannot_be_read_are_told(stripes, tmp_path, capsys):
 def test_a_folder_of_other_things_is_left_alone_before_anything_is_decoded(stripes, tmp_path):
     (tmp_path / "photo.jpg").touch()
     for place, complaint in (
-        (tmp_path, "holds other things, such as 'photo.jpg': give another --out"),
-        (tmp_path / "photo.jpg", "is a file, not a folder: name another place"),
+        (tmp_path, "contains other files, such as 'photo.jpg': choose another --out"),
+        (tmp_path / "photo.jpg", "is a file, not a folder: choose another path"),
     ):
         with pytest.raises(ValueError, match=complaint):
             fit(recipe(), stripes, place, cache=tmp_path / "cache", progress=False)
@@ -351,7 +351,7 @@ def test_the_only_cpu_may_be_numbered(run, stripes):
 def test_data_must_be_named(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "cub-topk"])
-    assert (end.value.code, capsys.readouterr().err[:26]) == (2, "firstpage: --data: say wha")
+    assert (end.value.code, capsys.readouterr().err[:26]) == (2, "firstpage: --data: name th")
 
 
 def test_a_recipe_is_shown_with_all_its_settings(capsys):
@@ -384,7 +384,7 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
     cases = {
         "--set=model.backbone=resnet5": "did you mean",
         "--set=loss.name=topkk": "did you mean 'topk'",
-        "--set=batch.size=4096": "batch.images_per_class=4: the 16 classes give only 64 images; use ",
+        "--set=batch.size=4096": "batch size 4096 with 4 images per class: the 16 classes give only 64 images; use at most 64 (batch.size)",
         "--device=cuda": "torch sees no GPU",
         "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 16",
         "--set=loss.name=margin --set=loss.classes=many": "classes='many': must be a whole number",

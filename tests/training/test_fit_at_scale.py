@@ -13,8 +13,7 @@ import torch
 
 from firstpage.data import Catalog
 from firstpage.recipes import Recipe
-from firstpage.training import fit, loop, ranks
-from firstpage.training.reproduce import reproduce
+from firstpage.training import fit, loop, ranks, reproduce
 
 IMAGES = 90
 
@@ -146,7 +145,7 @@ EVERYTHING = (
 def test_a_rank_that_is_killed_ends_the_job_and_the_same_job_goes_on(tmp_path):
     assert job(2, tmp_path / "unbroken", *EVERYTHING) == [0, 0]
     assert job(2, tmp_path / "broken", *EVERYTHING, lives=5) == [3, -signal.SIGKILL]
-    assert (tmp_path / "broken" / "0.txt").read_text().startswith("another rank is gone: its own error says")
+    assert (tmp_path / "broken" / "0.txt").read_text().startswith("another rank is gone: see its own error")
     kept = sorted((tmp_path / "broken" / "run" / "checkpoint").iterdir())
     assert kept[-1].name == "step-000000006.safetensors"  # the others end with the step
     assert job(2, tmp_path / "broken", *EVERYTHING) == [0, 0]
@@ -167,19 +166,19 @@ def test_of_many_ranks_the_first_tells_of_a_nan_and_keeps_it(tmp_path):
     assert job(2, tmp_path, "optimizer.lr=1e30", "optimizer.clip=0.0") == [3, 3]
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert said[0].startswith("after step 1: NaN or infinity on images ")
-    assert said[1].startswith("another rank is gone: its own error says why")
+    assert said[1].startswith("another rank is gone: see its own error")
     found = reproduce(tmp_path / "run" / "not-finite.safetensors")
     assert found.where is not None
 
 
 def test_settings_that_cannot_be(monkeypatch):
-    with pytest.raises(ValueError, match=r"memory\.size=40: ProxyNCA does not look at it"):
+    with pytest.raises(ValueError, match=r"memory\.size=40: ProxyNCA does not use it"):
         trained(None, "loss.name=proxy-nca", "memory.size=40")
     with pytest.raises(ValueError, match=r"memory\.size=61: there are 60 training images"):
         trained(None, "memory.size=61")
     with pytest.raises(ValueError, match=r"batch\.chunk=-1: must not be negative"):
         trained(None, "batch.chunk=-1")
-    with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch has it on GPUs only"):
+    with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch supports it on GPUs only"):
         trained(None, "train.sync_batch_norm=true")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "sync_batch_norm", lambda model: None)

@@ -16,10 +16,10 @@ from firstpage.data import Catalog
 from firstpage.pairs import Pairs, unit
 from firstpage.recipes import Recipe
 from firstpage.runs.checkpoint import Checkpoints
-from firstpage.training import fit, guard, health, loop
-from firstpage.training.compiling import compiled
-from firstpage.training.reproduce import reproduce
-from firstpage.training.seeding import draws
+from firstpage.training import fit, health, job, monitor, nonfinite, reproduce
+from firstpage.training.compiling import compile_network
+from firstpage.training.optimizer import gradients
+from firstpage.training.seeding import seeded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -43,7 +43,7 @@ def test_spread_and_collapse_are_means_over_pairs_of_different_images():
         sum(a * b for a, b in zip(one, other, strict=True))
         for one, other in itertools.permutations(vectors, 2)
     ]
-    figures = health.Reading(health.measure(losses.TopKPrecision(), pairs)).values()
+    figures = health.DeferredMetrics(health.step_health(losses.TopKPrecision(), pairs)).values()
     assert figures["spread"] == pytest.approx(1 - sum(cosines) / len(cosines), abs=1e-5)
     assert figures["collapse"] == pytest.approx(sum(c * c for c in cosines) / len(cosines), abs=1e-5)
 
@@ -57,8 +57,8 @@ def test_spread_and_collapse_are_means_over_pairs_of_different_images():
     ],
 )
 def test_a_point_and_a_line_are_collapsed(vectors, spread, collapse):
-    figures = health.Reading(
-        health.measure(losses.NCA(), Pairs.of(vectors, torch.tensor([0, 0, 1, 1])))
+    figures = health.DeferredMetrics(
+        health.step_health(losses.NCA(), Pairs.of(vectors, torch.tensor([0, 0, 1, 1])))
     ).values()
     assert (figures["spread"], figures["collapse"]) == pytest.approx((spread, collapse), abs=1e-5)
 
@@ -74,7 +74,7 @@ def test_active_pairs_are_those_of_active_triplets(margin):
             active |= {(anchor, positive), (anchor, negative)}
             moved.add(anchor)
     loss = losses.Triplet("cosine", margin, "all", "all")
-    figures = health.Reading(health.measure(loss, pairs)).values()
+    figures = health.DeferredMetrics(health.step_health(loss, pairs)).values()
     assert figures["active_pairs"] == pytest.approx(len(active) / (12 * 11))
     assert figures["idle_anchors"] == pytest.approx(1 - len(moved) / 12)
     assert 0 < len(moved) <= 12
@@ -83,7 +83,7 @@ def test_active_pairs_are_those_of_active_triplets(margin):
 @pytest.mark.parametrize("name", losses.names())
 def test_every_loss_is_measured_and_not_disturbed(name):
     loss, pairs = create(name), pairs_of()
-    figures = health.Reading(health.measure(loss, pairs)).values()
+    figures = health.DeferredMetrics(health.step_health(loss, pairs)).values()
     assert 0 <= figures["idle_anchors"] <= 1
     assert ("active_pairs" in figures) == (name not in ("npair", "proxy-nca", "spectral-clust"))
     assert 0 < figures.get("active_pairs", 1) <= 1
@@ -95,7 +95,7 @@ def test_candidates_that_are_no_batch_are_measured_too():
     batch = pairs_of()
     memory = torch.randn(30, 6)
     pairs = Pairs.of(batch.queries, batch.labels, memory, torch.arange(30) % 4)
-    figures = health.Reading(health.measure(losses.RankedList(), pairs)).values()
+    figures = health.DeferredMetrics(health.step_health(losses.RankedList(), pairs)).values()
     cosine = unit(batch.queries) @ unit(memory).T
     assert figures["spread"] == pytest.approx(1 - float(cosine.mean()), abs=1e-5)
     assert 0 < figures["active_pairs"] <= 1
@@ -104,7 +104,7 @@ def test_candidates_that_are_no_batch_are_measured_too():
 @pytest.mark.parametrize("name", [n for n in losses.names() if n != "struct-clust"])
 def test_nothing_is_read_from_the_device(name):
     """A tensor on the meta device has no value to read: reading one raises."""
-    figures = health.measure(create(name).to("meta"), pairs_of(device="meta"))
+    figures = health.step_health(create(name).to("meta"), pairs_of(device="meta"))
     assert all(figure.device.type == "meta" for figure in figures.values())
 
 
@@ -113,17 +113,17 @@ def test_a_gpu_is_not_waited_for():
     place, pairs = torch.device("cuda"), pairs_of(device="cuda")
     loss, layer = create("margin").to(place), nn.Linear(6, 6).to(place)
     layer(pairs.queries).sum().backward()
-    watched = guard.Guard(None, place)
+    watched = nonfinite.NonFiniteGuard(None, None, place)
     torch.cuda.set_sync_debug_mode("error")
     try:
         watched.begin(0, [1])
-        watched.expect(pairs.queries)
-        watched.end(loss.of(pairs), guard.gradients([*layer.parameters(), *loss.parameters()]))
-        with draws(place, "loss", 0, 0):
-            reading = health.Reading(health.measure(loss, pairs))
+        watched.expect_finite(pairs.queries)
+        watched.end(loss.of(pairs), gradients([*layer.parameters(), *loss.parameters()]))
+        with seeded(place, "loss", 0, 0):
+            reading = health.DeferredMetrics(health.step_health(loss, pairs))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert watched.verdict.tolist() == [0, 1]
+    assert watched.status.tolist() == [0, 1]
     assert 0 < reading.values()["active_pairs"] <= 1
 
 
@@ -131,7 +131,7 @@ def test_the_histogram_of_beta_counts_every_query():
     loss = losses.Margin(classes=4)
     with torch.no_grad():
         loss.beta_class.copy_(torch.tensor([-0.65, 0.05, 0.05, 3.0]))  # 3.0 is beyond the sphere
-    figures = health.Reading(health.measure(loss, pairs_of())).values()
+    figures = health.DeferredMetrics(health.step_health(loss, pairs_of())).values()
     expected = [0] * 20
     expected[5], expected[12], expected[19] = 3, 6, 3  # 0.55, 1.25 twice, 4.2
     assert figures["beta_histogram"] == expected
@@ -177,7 +177,7 @@ def train(folder, *changes, device="cpu", loss=MARGIN):
 
 def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch):
     train(tmp_path / "alone")  # looks at the last step only
-    monkeypatch.setattr(loop, "LOG_EVERY", 2)
+    monkeypatch.setattr(monitor, "LOG_EVERY", 2)
     train(tmp_path / "watched")
     alone, watched = (tmp_path / name / "last" / "model.safetensors" for name in ("alone", "watched"))
     assert alone.read_bytes() == watched.read_bytes()
@@ -190,16 +190,16 @@ def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch)
 
 def look_later(monkeypatch, later=True):
     """The host looks at what the device has to tell some steps later, as with a GPU."""
-    make = loop.make_optimizer
+    make = job.make_optimizer
 
     def fused(*arguments):
-        made, rates = make(*arguments)
-        for group in made.param_groups:
+        optimizer = make(*arguments)
+        for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)
-        return made, rates
+        return optimizer
 
-    monkeypatch.setattr(loop, "make_optimizer", fused)
-    monkeypatch.setattr(loop, "Guard", functools.partial(guard.Guard, eager=not later))
+    monkeypatch.setattr(job, "make_optimizer", fused)
+    monkeypatch.setattr(job, "NonFiniteGuard", functools.partial(nonfinite.NonFiniteGuard, eager=not later))
 
 
 def log(folder):
@@ -207,7 +207,7 @@ def log(folder):
 
 
 def test_looks_that_are_read_a_step_later_log_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "LOG_EVERY", 3)
+    monkeypatch.setattr(monitor, "LOG_EVERY", 3)
     for name in ("eager", "deferred"):
         with monkeypatch.context() as patch:
             look_later(patch, later=name == "deferred")
@@ -218,7 +218,7 @@ def test_looks_that_are_read_a_step_later_log_the_same(tmp_path, monkeypatch):
 
 def test_weights_that_blow_up_stop_the_run(tmp_path):
     with pytest.raises(
-        guard.NotFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
+        nonfinite.NotFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
     ) as caught:
         train(tmp_path, "optimizer.lr=1e30")
     error = caught.value
@@ -259,16 +259,16 @@ def _poisoned(monkeypatch):
 )
 def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, monkeypatch, way, changes):
     """Deferred is how a GPU is guarded: the flag stays on the device, the fused optimizer heeds it."""
-    losses_seen, original = [], guard.Guard.end
+    losses_seen, original = [], nonfinite.NonFiniteGuard.end
 
     def end(self, loss, gradients):
         losses_seen.append(loss.item())
         original(self, loss, gradients)
 
-    monkeypatch.setattr(guard.Guard, "end", end)
+    monkeypatch.setattr(nonfinite.NonFiniteGuard, "end", end)
     if way == "deferred":
         look_later(monkeypatch)
-    with pytest.raises(guard.NotFiniteError) as caught:
+    with pytest.raises(nonfinite.NotFiniteError) as caught:
         train(tmp_path, *changes, device="cuda" if way == "gpu" else "cpu")
     assert caught.value.step == 5
     assert len(losses_seen) == (6 if way == "eager" else 10)
@@ -283,7 +283,7 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, later, name):
     """As if begun on a CPU and continued on a GPU, or stopped with a look unread."""
-    monkeypatch.setattr(loop, "LOG_EVERY", 2)
+    monkeypatch.setattr(monitor, "LOG_EVERY", 2)
     changes = [f"optimizer.name={name}", "train.checkpoint_every=0"]
     train(tmp_path / "whole", *changes)
     save = Checkpoints.save
@@ -309,11 +309,13 @@ def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, 
 @pytest.mark.usefixtures("_poisoned")
 def test_a_bad_step_is_found_by_the_next_look(tmp_path, monkeypatch):
     """Steps 3 and 6 are looked at, and read after 4 and 7."""
-    begun, begin = [], guard.Guard.begin
-    monkeypatch.setattr(guard.Guard, "begin", lambda *given: (begun.append(given[1]), begin(*given)))
-    monkeypatch.setattr(loop, "LOG_EVERY", 3)
+    begun, begin = [], nonfinite.NonFiniteGuard.begin
+    monkeypatch.setattr(
+        nonfinite.NonFiniteGuard, "begin", lambda *given: (begun.append(given[1]), begin(*given))
+    )
+    monkeypatch.setattr(monitor, "LOG_EVERY", 3)
     look_later(monkeypatch)
-    with pytest.raises(guard.NotFiniteError) as caught:
+    with pytest.raises(nonfinite.NotFiniteError) as caught:
         train(tmp_path)
     assert (caught.value.step, begun) == (5, list(range(7)))
     assert [line["step"] for line in log(tmp_path) if "loss" in line] == [3]
@@ -331,7 +333,7 @@ def test_a_bad_step_is_found_by_the_next_look(tmp_path, monkeypatch):
     ids=" ".join,
 )
 def test_a_recorded_step_is_the_eager_step(tmp_path, monkeypatch, changes):
-    monkeypatch.setattr(loop, "LOG_EVERY", 1)
+    monkeypatch.setattr(monitor, "LOG_EVERY", 1)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     given = ["train.precision=fp32", "optimizer.name=sgd", "optimizer.lr=0.0001", *changes]
     for name, how in (("eager", "train.compile=false"), ("recorded", "train.compile=true")):
@@ -344,12 +346,12 @@ def test_a_recorded_step_is_the_eager_step(tmp_path, monkeypatch, changes):
 @needs_gpu
 def test_a_recorded_dropout_draws_anew_each_step_and_again_for_the_same_step():
     place, network = torch.device("cuda"), nn.Sequential(nn.Linear(6, 64), nn.Dropout()).cuda()
-    embed = compiled(lambda images: (network(images),), place)
+    embed = compile_network(lambda images: (network(images),), place)
     images = torch.ones(4, 6, device=place)
 
     def drawn(step):
         network.zero_grad()
-        with draws(place, "dropout", step):
+        with seeded(place, "dropout", step):
             (level,) = embed(images)
         level.sum().backward()
         return level.detach().clone()
@@ -362,25 +364,27 @@ def test_a_recorded_dropout_draws_anew_each_step_and_again_for_the_same_step():
 
 
 def test_without_a_folder_the_guard_says_how_to_get_a_snapshot():
-    with pytest.raises(guard.NotFiniteError, match="give a run folder to keep what reproduces it"):
+    with pytest.raises(nonfinite.NotFiniteError, match="pass a run folder to save what reproduces it"):
         train(None, "optimizer.lr=1e30")
 
 
 def test_verdicts_wait_for_the_look():
-    watched = guard.Guard(None, torch.device("cpu"), eager=False)
+    watched = nonfinite.NonFiniteGuard(None, None, torch.device("cpu"), eager=False)
     for step in range(4):
         watched.begin(step, [step])
-        watched.expect(torch.zeros(3))
+        watched.expect_finite(torch.zeros(3))
         watched.end(torch.tensor(math.nan if step == 2 else 1.0), [torch.ones(2)])
-    assert watched.verdict.tolist() == [1, 2]
+    assert watched.status.tolist() == [1, 2]
 
 
 def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "LOG_EVERY", 1)
-    monkeypatch.setattr(health.Watch, "LIMIT", 0.0)  # any run is collapsed then
+    monkeypatch.setattr(monitor, "LOG_EVERY", 1)
+    monkeypatch.setattr(health.CollapseDetector, "THRESHOLD", 0.0)  # any run is collapsed then
     result = train(tmp_path)
     assert len(result.warnings) == 1
-    assert result.warnings[0].startswith("step 5: collapsed: any two images are embedded alike (mean cosine ")
+    assert result.warnings[0].startswith(
+        "step 5: collapsed: all images have nearly the same embedding (mean cosine "
+    )
     assert "try a lower optimizer.lr" in result.text()
     assert json.loads((tmp_path / "run.json").read_text())["result"]["warnings"] == result.warnings
     lines = log(tmp_path)
@@ -390,7 +394,9 @@ def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
 
 
 def test_only_looks_in_a_row_count():
-    watch = health.Watch()
-    said = [watch.see(n, {"collapse": 0.5 if n in (4, 12, 14) else 0.99, "spread": 0.01}) for n in range(20)]
+    watch = health.CollapseDetector()
+    said = [
+        watch.update(n, {"collapse": 0.5 if n in (4, 12, 14) else 0.99, "spread": 0.01}) for n in range(20)
+    ]
     assert [step for step, words in enumerate(said) if words] == [9, 12, 19]
     assert said[12] == "step 12: no longer collapsed"

@@ -17,8 +17,9 @@ from firstpage.data.sampler import GroupSampler
 from firstpage.models.backbones import freeze_batch_norm
 from firstpage.models.embedder import Embedder
 from firstpage.training.gradient_caching import backward
+from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.memory import Memory
-from firstpage.training.ranks import Ranks, started, sync_batch_norm
+from firstpage.training.ranks import Ranks
 from support import steps
 
 ROWS = (12, 11)  # even, and the shorter last batch of an epoch: 5 + 6, or 3 + 4 + 4
@@ -31,13 +32,12 @@ def step(ranks, name, rows, chunk):
     network, criteria = steps.made(name)
     torch.rand(ranks.rank + 1)  # as dropout would: ranks have drawn unequally, their losses must not
     images, labels, ids = steps.batch(rows)
-    mine = images[ranks.share(rows)]
 
     def loss(levels):
         everyone = [ranks.gather(level, rows) for level in levels]
         return steps.total(criteria, everyone, labels, image_ids=ids)
 
-    value = backward(network, lambda at: network(mine[at]), loss, len(mine), chunk)
+    value = backward(network, lambda at: network(images[at]), loss, [ranks.share(rows)], chunk)
     ranks.add_gradients(network.parameters(), criteria.parameters())
     return value, steps.gradients(network, criteria)
 
@@ -51,7 +51,6 @@ def run(ranks, name):
     values = []
     for number, rows in enumerate((12, 11, 12, 11)):
         images, labels, ids = steps.batch(rows, number)
-        mine = images[ranks.share(rows)]
 
         def loss(levels, rows=rows, number=number, labels=labels, ids=ids):
             everyone = [ranks.gather(level, rows) for level in levels]
@@ -64,7 +63,8 @@ def run(ranks, name):
             return value
 
         optimizer.zero_grad()
-        values.append(backward(network, lambda at, mine=mine: network(mine[at]), loss, len(mine), 3))
+        share = ranks.share(rows)
+        values.append(backward(network, lambda at, images=images: network(images[at]), loss, [share], 3))
         ranks.add_gradients(network.parameters(), criteria.parameters())
         nn.utils.clip_grad_norm_(network.parameters(), 0.5)
         optimizer.step()
@@ -100,7 +100,7 @@ def work(rank, world, port, folder):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT=str(port))
     found = {}
-    with started(steps.CPU) as ranks:
+    with join_ranks(steps.CPU) as ranks:
         for name in steps.LOSSES:
             for rows in ROWS:
                 found[name, rows] = step(ranks, name, rows, 0)
@@ -115,8 +115,8 @@ def work(rank, world, port, folder):
         norm = nn.BatchNorm1d(2)
         norm.running_mean.fill_(rank + 1)
         ranks.wait()
-        ranks.agree(norm.buffers())
-        found["agreed"], found["told"] = norm.running_mean, ranks.told({"rank": rank})
+        ranks.broadcast_tensors(norm.buffers())
+        found["agreed"], found["told"] = norm.running_mean, ranks.broadcast({"rank": rank})
         found["written"] = ranks.first
     torch.save(found, Path(folder, f"{rank}.pt"))
 
@@ -205,8 +205,8 @@ def test_wrong_share_is_refused():
 
 FAILING = """
     import torch
-    from firstpage.training.ranks import started
-    with started(torch.device("cpu")) as ranks:
+    from firstpage.training.launching import join_ranks
+    with join_ranks(torch.device("cpu")) as ranks:
         ranks.wait()
         if ranks.rank == 1:
             raise ValueError("loss.k=0: k must be at least 1")
@@ -229,8 +229,8 @@ def test_a_failing_rank_ends_the_job_with_its_own_error(tmp_path):
 
 WAITING = """
     import time, torch
-    from firstpage.training.ranks import started
-    with started(torch.device("cpu")) as ranks:
+    from firstpage.training.launching import join_ranks
+    with join_ranks(torch.device("cpu")) as ranks:
         ranks.wait()
         if ranks.first:
             print("all are here", flush=True)
@@ -249,7 +249,7 @@ def test_ranks_do_not_outlive_torchrun(tmp_path):
 
 
 def test_synchronized_batch_norm_needs_gpus():
-    with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch has it on GPUs only"):
+    with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch supports it on GPUs only"):
         sync_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
 
 

@@ -16,10 +16,11 @@ from firstpage import cli, durable, training
 from firstpage.data import Catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
-from firstpage.runs.checkpoint import Checkpoints, Stopped, read_state, write_state
-from firstpage.runs.folder import Run
-from firstpage.training import fit, loop
-from firstpage.training.health import Watch
+from firstpage.runs.checkpoint import Checkpoints, read_state, write_state
+from firstpage.runs.folder import RunFolder
+from firstpage.training import fit, monitor
+from firstpage.training.health import CollapseDetector
+from firstpage.training.stopping import Stopped, StopSignals
 
 
 class Noise:
@@ -76,8 +77,11 @@ def recipe(*changes):
 
 def train(folder, *changes):
     torch.set_num_threads(1)
-    loop.LOG_EVERY = 3
-    Watch.LIMIT, Watch.LOOKS = -1.0, 2  # every run says that it has collapsed, at step 6
+    monitor.LOG_EVERY = 3
+    CollapseDetector.THRESHOLD, CollapseDetector.IN_A_ROW = (
+        -1.0,
+        2,
+    )  # every run says that it has collapsed, at step 6
     data = Noise()
     return fit(recipe(*changes), data.catalog(), folder, pixels=data, device="cpu", progress=False)
 
@@ -101,7 +105,7 @@ def train_until(folder, changes, name, calls):
         steps[0] += 1
         return steps[0] % 3 == 0
 
-    Checkpoints.due = every_third_step
+    Checkpoints.is_due = every_third_step
     train(folder, *changes)
 
 
@@ -128,7 +132,7 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """Each kind of run, left alone."""
-    before = torch.get_num_threads(), loop.LOG_EVERY, Watch.LIMIT, Watch.LOOKS
+    before = torch.get_num_threads(), monitor.LOG_EVERY, CollapseDetector.THRESHOLD, CollapseDetector.IN_A_ROW
     folder = tmp_path_factory.mktemp("unbroken")
     found = {}
     for name, changes in RECIPES.items():
@@ -136,7 +140,7 @@ def unbroken(tmp_path_factory):
         found[name] = (folder / name, result, contents(folder / name))
     yield found
     torch.set_num_threads(before[0])
-    loop.LOG_EVERY, Watch.LIMIT, Watch.LOOKS = before[1:]
+    monitor.LOG_EVERY, CollapseDetector.THRESHOLD, CollapseDetector.IN_A_ROW = before[1:]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def _signalled(monkeypatch, request):
 @pytest.mark.parametrize("_signalled", [[signal.SIGINT], [signal.SIGTERM]], indirect=True)
 def test_a_run_that_is_asked_to_stop_keeps_its_step_and_goes_on(unbroken, tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Stopped, match=r"^stopped after step 5: run the same again to go on$"):
+    with pytest.raises(Stopped, match=r"^stopped after step 5: run it again to resume$"):
         train(tmp_path, *RECIPES["margin"])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     train(tmp_path, *RECIPES["margin"])
@@ -191,7 +195,7 @@ def test_a_run_that_is_asked_to_stop_keeps_its_step_and_goes_on(unbroken, tmp_pa
 @pytest.mark.parametrize("_signalled", [[signal.SIGINT, signal.SIGINT]], indirect=True)
 @pytest.mark.parametrize("again", [0.0, 60.0])
 def test_who_asks_again_later_does_not_wait(tmp_path, monkeypatch, again):
-    monkeypatch.setattr(Checkpoints, "AGAIN", again)
+    monkeypatch.setattr(StopSignals, "SECOND_SIGNAL", again)
     with pytest.raises(KeyboardInterrupt) as caught:
         train(tmp_path, *RECIPES["margin"])
     assert caught.type is (Stopped if again else KeyboardInterrupt)
@@ -214,13 +218,13 @@ def test_a_run_that_is_asked_to_stop_at_its_end_comes_to_it(unbroken, tmp_path, 
 
 def test_a_stopped_command_says_how_to_go_on(monkeypatch, capsys):
     def stopped(*_, **__):
-        raise Stopped("stopped after step 5: run the same again to go on", signal.SIGTERM)
+        raise Stopped("stopped after step 5: run it again to resume", signal.SIGTERM)
 
     monkeypatch.setattr(training, "fit", stopped)
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "glyphs"])
     assert end.value.code == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == "firstpage: stopped after step 5: run the same again to go on\n"
+    assert capsys.readouterr().err == "firstpage: stopped after step 5: run it again to resume\n"
 
 
 def test_a_kill_inside_a_write_leaves_half_a_file_and_harms_nothing(unbroken, tmp_path):
@@ -248,7 +252,7 @@ def test_without_a_sound_checkpoint_it_starts_anew(unbroken, tmp_path):
     assert child(train_until, tmp_path, RECIPES["patience"], "AdamW", 5) == -signal.SIGKILL
     (path,) = (tmp_path / "checkpoint").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match="step-000000003.safetensors is damaged: .*: starting anew"):
+    with pytest.warns(UserWarning, match="step-000000003.safetensors is damaged: .*: starting over"):
         train(tmp_path, *RECIPES["patience"])
     assert contents(tmp_path) == unbroken["patience"][2]
 
@@ -262,7 +266,7 @@ def test_a_checkpoint_of_another_version_is_left_alone(tmp_path, part):
     if part == "model":
         state["parts"]["model"] = {"weight": torch.ones(1)}
     write_state(path, state)
-    with pytest.raises(ValueError, match=r"checkpoint: does not fit, .*: give another --out, or") as caught:
+    with pytest.raises(ValueError, match=r"checkpoint: does not fit: .*: choose another --out, or") as caught:
         train(tmp_path, *RECIPES["patience"])
     assert "\n" not in str(caught.value)
     assert path.exists()
@@ -274,17 +278,19 @@ def test_the_evaluations_of_a_run_fall_where_they_should(unbroken):
 
 
 def test_two_processes_do_not_share_a_folder(unbroken, tmp_path, monkeypatch):
-    monkeypatch.setattr("firstpage.runs.folder.PATIENCE", 0.2)
+    monkeypatch.setattr("firstpage.runs.folder.LOCK_TIMEOUT", 0.2)
     chosen, catalog = recipe(*RECIPES["margin"]), Noise().catalog()
-    with Run(tmp_path) as other:
-        other.claim(chosen, catalog)
-        with pytest.raises(ValueError, match=r": another process trains in it: wait for its end, or give"):
+    with RunFolder(tmp_path) as other:
+        other.lock(chosen, catalog)
+        with pytest.raises(
+            ValueError, match=r": another process is training in it: wait for its end, or choose"
+        ):
             train(tmp_path, *RECIPES["margin"])
-        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     train(tmp_path, *RECIPES["margin"])
     assert contents(tmp_path) == unbroken["margin"][2]
-    with Run(tmp_path) as late, pytest.raises(ValueError, match="another process finished it just now"):
-        late.claim(chosen, catalog)  # as one that began to wait before that end
+    with RunFolder(tmp_path) as late, pytest.raises(ValueError, match="another process has just finished it"):
+        late.lock(chosen, catalog)  # as one that began to wait before that end
     assert contents(tmp_path) == unbroken["margin"][2]
 
 
@@ -301,24 +307,26 @@ def test_a_finished_run_is_read_and_not_run_again(unbroken, monkeypatch):
         first.epoch,
         first.history,
     )
-    assert "was finished before; give another folder" in again.text()
+    assert "was already finished; choose another folder" in again.text()
     for name, value in first.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
 
 
 def test_a_folder_of_another_run_is_left_alone(unbroken):
     folder, _, before = unbroken["margin"]
-    with pytest.raises(ValueError, match=r"holds a run with train.ema=0.8, not 0.0: nothing was changed; "):
+    with pytest.raises(
+        ValueError, match=r"contains a run with train.ema=0.8, not 0.0: nothing was changed; "
+    ):
         train(folder, *RECIPES["margin"], "train.ema=0.0")
     other = Noise().catalog()
     other.labels[0] = 3
-    with pytest.raises(ValueError, match=r"holds a run on other data, 'noise': nothing was changed"):
+    with pytest.raises(ValueError, match=r"contains a run on other data, 'noise': nothing was changed"):
         fit(recipe(*RECIPES["margin"]), other, folder, pixels=Noise(), device="cpu", progress=False)
     assert contents(folder) == before
 
 
 def test_a_folder_of_another_version_is_left_alone(tmp_path):
-    with Run(tmp_path) as run:
+    with RunFolder(tmp_path) as run:
         run.begin(recipe(), Noise().catalog(), "cpu")
     written = tmp_path / "recipe.toml"
     written.write_text(written.read_text().replace("[train]", "[train]\nforgotten = 3"))
@@ -337,7 +345,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(unbroken, tmp_path, monkeypatch):
         original(path, data)
 
     monkeypatch.setattr(durable, "write", full)
-    complaint = r"No space left on device: step 5 is kept; make room and run the same again"
+    complaint = r"No space left on device: step 5 is saved; free some space and run it again"
     with pytest.raises(OSError, match=complaint) as caught:
         train(tmp_path, *RECIPES["margin"])
     assert "\n" not in str(caught.value)
@@ -356,7 +364,7 @@ def _with_little_room(folder, changes):
 
 def test_a_file_that_may_not_grow_stops_the_run_in_one_line(unbroken, tmp_path):
     assert child(_with_little_room, tmp_path, RECIPES["margin"]) == 2
-    assert "File too large: no checkpoint was due yet; make room" in (tmp_path / "said").read_text()
+    assert "File too large: no checkpoint was due yet; free some space" in (tmp_path / "said").read_text()
     assert not list(tmp_path.rglob("*.part"))
     (tmp_path / "said").unlink()
     train(tmp_path, *RECIPES["margin"])

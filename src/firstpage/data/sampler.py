@@ -229,18 +229,18 @@ class GroupSampler(Sampler[list[int]]):
         if self.seed < 0:
             raise UserError(f"GroupSampler(seed={self.seed}): seed must not be negative")
         if per_class < 1:
-            raise UserError(f"GroupSampler(images_per_class={per_class}): must be at least 1")
+            raise UserError(f"images per class {per_class}: must be at least 1")
         if size < 1 or size % world:
-            raise UserError(f"GroupSampler(batch_size={size}): must be a positive multiple of world={world}")
+            raise UserError(f"batch size {size}: must be a positive multiple of world={world}")
         if largest >= size:
             raise UserError(
-                f"GroupSampler(batch_size={size}, images_per_class={per_class}): one class would fill a "
-                f"batch and leave no negatives; use batch_size > {largest} or images_per_class < {size}"
+                f"batch size {size} with {per_class} images per class: one class would fill a batch, "
+                f"without negatives; use a batch size above {largest} or fewer than {size} images per class"
             )
         if available < size:
             raise UserError(
-                f"GroupSampler(batch_size={size}, images_per_class={per_class}): the {len(self._group)} "
-                f"classes give only {available} images; use batch_size <= {available // world * world}"
+                f"batch size {size} with {per_class} images per class: the {len(self._group)} classes give "
+                f"only {available} images; use at most {available // world * world} (batch.size)"
             )
 
 

@@ -23,7 +23,7 @@ from firstpage.losses.nca import NCA, nca
 from firstpage.losses.npair import NPair, npair
 from firstpage.losses.proxy_nca import ProxyNCA, proxy_nca
 from firstpage.losses.ranked_list import RankedList, ranked_list
-from firstpage.losses.registry import create, names
+from firstpage.losses.registry import create, names, required_arguments
 from firstpage.losses.spectral_clustering import SpectralClustering, spectral_clustering
 from firstpage.losses.structured_clustering import StructuredClustering, structured_clustering
 from firstpage.losses.topk_precision import TopKPrecision, topk_precision
@@ -59,6 +59,7 @@ __all__ = [
     "npair",
     "proxy_nca",
     "ranked_list",
+    "required_arguments",
     "spectral_clustering",
     "structured_clustering",
     "topk_precision",

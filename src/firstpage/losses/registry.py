@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from numbers import Integral, Real
+from typing import cast
 
-from torch import Generator
+from torch import nn
 
+from firstpage._plugins import import_object
 from firstpage._spelling import meant
+from firstpage._types import convert, hints_of
 from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
@@ -27,7 +29,7 @@ from firstpage.losses.structured_clustering import StructuredClustering
 from firstpage.losses.topk_precision import TopKPrecision
 from firstpage.losses.triplet import Triplet
 
-__all__ = ["create", "names"]
+__all__ = ["create", "names", "required_arguments"]
 
 
 def _npair_angular(
@@ -37,7 +39,7 @@ def _npair_angular(
     return Combined([NPair(l2), Angular(degrees)], [1.0, weight], reduction)
 
 
-_ROWS: dict[str, tuple[Callable[..., Loss], dict[str, object]]] = {
+_ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "topk": (TopKPrecision, {}),
     "margin": (Margin, {}),
     "triplet-uniform": (Triplet, {"negatives": "uniform"}),
@@ -63,13 +65,6 @@ _ROWS: dict[str, tuple[Callable[..., Loss], dict[str, object]]] = {
     "spectral-clust": (SpectralClustering, {}),
 }
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "float": (Real, "a number"),
-    "int": (Integral, "a whole number"),
-    "bool": (bool, "true or false"),
-    "Generator": (Generator, "a torch.Generator"),
-}
-
 
 def names() -> list[str]:
     """The names `create` knows: one for each row of the papers' tables.
@@ -83,7 +78,12 @@ def names() -> list[str]:
 def create(name: str, **overrides: object) -> Loss:
     """The loss of that name with the papers' settings, changed by `overrides`.
 
+    A loss of your own is named by its module and class: `create("my_package.my_module:MyLoss", scale=2.0)`.
+    It is a subclass of `Loss`, or any module that is called as `loss(embeddings, labels)`.
+
     >>> create("epshn", temperature=0.05).temperature
+    0.05
+    >>> create("firstpage.losses.nca:NCA", temperature=0.05).temperature
     0.05
     >>> create("epsnh")
     Traceback (most recent call last):
@@ -92,30 +92,45 @@ def create(name: str, **overrides: object) -> Loss:
     Traceback (most recent call last):
     firstpage.errors.UserError: loss 'epshn': temperature='warm': must be a number
     """
-    if name not in _ROWS:
-        raise UserError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
-    build, settings = _ROWS[name]
-    known = inspect.signature(build).parameters
+    build, settings = _find(name)
+    known, hints = inspect.signature(build).parameters, hints_of(build)
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for key, value in overrides.items():
-        if key not in known:
+        if key not in known and not open_ended:
             raise UserError(
                 f"loss {name!r}: no setting {key!r}; {meant(key, known)}it takes {', '.join(known)}"
             )
-        needed = _needed(value, known[key].annotation)
-        if needed:
-            raise UserError(f"loss {name!r}: {key}={value!r}: must be {needed}")
-    given = settings | overrides
-    missing = [key for key, value in known.items() if value.default is value.empty and key not in given]
+        overrides[key] = convert(value, hints.get(key, object), f"loss {name!r}: {key}")
+    missing = [key for key in required_arguments(name) if key not in overrides]
     if missing:
         raise UserError(f"loss {name!r} needs {', '.join(missing)}: create({name!r}, {missing[0]}=...)")
-    return build(**given)
+    return cast(Loss, build(**(settings | overrides)))
 
 
-def _needed(value: object, annotation: str) -> str | None:
-    """What a setting must be where it is not. Names and strategies are checked by those who know them all."""
-    first, *others = annotation.split(" | ")
-    kind, words = _KINDS.get(first, (object, ""))
-    if value is None and "None" in others:
-        return None
-    is_kind = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
-    return None if is_kind else words
+def required_arguments(name: str) -> list[str]:
+    """The arguments that `create` needs for that loss.
+
+    >>> required_arguments("proxy-nca")
+    ['classes', 'dim']
+    """
+    build, settings = _find(name)
+    known = inspect.signature(build).parameters.values()
+    return [
+        parameter.name
+        for parameter in known
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in settings
+    ]
+
+
+def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, object]]:
+    """What builds a loss, and the settings of its row."""
+    if name in _ROWS:
+        return _ROWS[name]
+    if not isinstance(name, str) or ":" not in name:
+        raise UserError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
+    kind = import_object(name, "loss.name")
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise UserError(f"loss.name={name!r}: is not a class of losses: subclass firstpage.losses.Loss")
+    return kind, {}

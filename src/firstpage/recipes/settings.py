@@ -1,4 +1,4 @@
-"""The sections of a recipe, each checked by itself; `[model]` is `models.settings`, `[loss]` a loss's own."""
+"""The sections of a recipe: every key, its default and its meaning. `[loss]` has the arguments of a loss."""
 
 from __future__ import annotations
 
@@ -65,23 +65,26 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         if self.head not in ("linear", "mlp", "none", "multilevel"):
-            raise UserError(f"head={self.head!r}: choose one of linear, mlp, none, multilevel")
+            raise UserError(f"model.head={self.head!r}: choose one of linear, mlp, none, multilevel")
         if self.dim < 1:
-            raise UserError(f"dim={self.dim}: an embedding needs at least one dimension")
+            raise UserError(f"model.dim={self.dim}: an embedding needs at least one dimension")
         if self.crop is not None and not 1 <= self.crop <= self.stored:
-            raise UserError(f"crop={self.crop}: must lie in 1..{self.stored}, the side of the stored images")
+            raise UserError(
+                f"model.crop={self.crop}: must be in 1..{self.stored}, the side of the stored images"
+            )
 
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """`[batch]`: what a `GroupSampler` needs, and how much of it is in a network at a time.
+    """`[batch]`: how training images are grouped into batches.
 
     Args:
-        size: images of a batch, over all ranks.
-        images_per_class: most images of one class in it.
-        oversample: repeat images of a class that has too few.
-        chunk: images that each rank's network holds at a time, so that a batch of thousands takes the memory
-            of a few; 0 for all of its share. See `caching.backward`.
+        size: Images in a batch, over all ranks.
+        images_per_class: Most images of one class in a batch.
+        oversample: Repeat images of a class that has too few.
+        chunk: Images in the network at a time, on each rank, so that a batch of thousands takes the memory of
+            a few; 0 for all. See `training.gradient_caching`.
+        sampler: `group` for `data.GroupSampler`, or a class of your own as `package.module:Class`.
 
     >>> BatchSettings(size=180, images_per_class=3).size
     180
@@ -91,6 +94,7 @@ class BatchSettings:
     images_per_class: int = 4
     oversample: bool = False
     chunk: int = 0
+    sampler: str = "group"
 
     def __post_init__(self) -> None:
         _not_negative("batch", self, "chunk")
@@ -98,11 +102,11 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """`[memory]`: embeddings of earlier batches as further candidates; see `memory.Memory`.
+    """`[memory]`: embeddings of earlier batches as further candidates; see `training.memory`.
 
     Args:
-        size: embeddings kept; 0 for none.
-        start: batches to wait for before they are used.
+        size: Number of embeddings; 0 for none.
+        start: Batches to wait for before they are used.
 
     >>> MemorySettings(size=16_384).start
     0
@@ -117,7 +121,14 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """`[augment]`: what happens to a training image; the crop's side is the model's.
+    """`[augment]`: random crops, flips and colors of training images. The crop's size is `model.crop`.
+
+    Args:
+        crop: `resized` (random size and aspect), `random` (random position) or `center`.
+        scale: Smallest and largest share of the image's area in a resized crop.
+        ratio: Smallest and largest aspect of a resized crop.
+        flip: Probability of a horizontal flip.
+        jitter: Strength of random brightness, contrast, saturation and hue.
 
     >>> AugmentSettings(crop="random").flip
     0.5
@@ -132,18 +143,18 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """`[optimizer]`: one rate for the backbone, multiples of it for new parts.
+    """`[optimizer]`: one learning rate for the backbone, multiples of it for new parts.
 
     Args:
         name: `adamw`, `adam` or `sgd`.
-        lr: rate of the backbone.
-        head: the head's rate, as a multiple of it.
-        loss: the rate of the loss's own parameters (β, proxies), as a multiple of it.
-        weight_decay: not applied to biases, norms and the loss's parameters.
-        momentum: of SGD.
-        betas: of Adam.
-        eps: of Adam.
-        clip: greatest norm of the gradient; 0 leaves it.
+        lr: Learning rate of the backbone.
+        head: Learning rate of the head, as a multiple of `lr`.
+        loss: Learning rate of the loss's own parameters (β, proxies), as a multiple of `lr`.
+        weight_decay: Not applied to biases, norms and the loss's parameters.
+        momentum: For SGD.
+        betas: For Adam.
+        eps: For Adam.
+        clip: Largest norm of the gradient; 0 does not clip.
 
     >>> OptimizerSettings(lr=1e-4).head
     10.0
@@ -169,15 +180,15 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """`[schedule]`: how long, and how the rates change.
+    """`[schedule]`: how long to train, and how the learning rates change.
 
     Args:
-        epochs: passes over the training images.
+        epochs: Passes over the training images.
         kind: `step` (times `factor` at each milestone), `cosine` (down to 0) or `constant`.
-        milestones: shares of all epochs at which a step falls.
-        factor: of a step.
-        warmup: epochs of linear warm-up.
-        head_epochs: epochs at the start in which only the head and the loss learn.
+        milestones: When to multiply by `factor`, as shares of all epochs.
+        factor: What the learning rates are multiplied by at a milestone.
+        warmup: Epochs of linear warm-up.
+        head_epochs: Epochs at the start in which only the head and the loss are trained.
 
     >>> ScheduleSettings(kind="cosine").epochs
     15
@@ -197,7 +208,7 @@ class ScheduleSettings:
             raise UserError(f"schedule.epochs={self.epochs}: must be at least 1")
         if not all(0 < milestone <= 1 for milestone in self.milestones):
             raise UserError(
-                f"schedule.milestones={list(self.milestones)}: shares of all epochs, between 0 and 1: "
+                f"schedule.milestones={list(self.milestones)}: must be shares of all epochs, in 0..1: "
                 f"epoch {self.epochs // 2} of {self.epochs} is {self.epochs // 2 / self.epochs:.2g}"
             )
         _not_negative("schedule", self, "factor", "warmup", "head_epochs")
@@ -208,21 +219,20 @@ class TrainSettings:
     """`[train]`: everything else.
 
     Args:
-        seed: of weights, batches, augmentation and draws.
+        seed: Seed of weights, batches, augmentation and sampling.
         protocol: `paper` selects the best epoch on the test classes, as the papers did; `fair` on classes
-            held out from training (those of a split `val`, where there is one), and touches the test classes
-            once, at the end.
-        fold: which of the `folds` holds the classes held out (`fair`).
-        folds: into how many parts the training classes are cut (`fair`).
-        precision: of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
-        compile: `torch.compile` network, augmentation and loss; a minute at the start, then twice the pace.
-            On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
-        sync_batch_norm: let batch norms that learn take the statistics of all ranks' images.
-        ema: decay of an average of the weights that is evaluated and saved; 0 for none.
-        evaluate_every: epochs between evaluations.
-        evaluate_steps: steps between evaluations, in place of epochs; 0 goes by epochs.
-        patience: evaluations without a better one before stopping early; 0 never stops.
-        checkpoint_every: minutes between checkpoints, from which a killed run goes on; 0 for every step.
+            held out from training (those of a split `val`, if there is one), and tests once, at the end.
+        fold: Which of the `folds` is held out (`fair`).
+        folds: Number of parts the training classes are split into (`fair`).
+        precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
+        compile: Compile network, augmentation and loss with `torch.compile`: a minute at the start, then
+            twice as fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
+        sync_batch_norm: Normalize trained batch norms by the images of all ranks.
+        ema: Decay of an average of the weights that is evaluated and saved; 0 for none.
+        evaluate_every: Epochs between evaluations.
+        evaluate_steps: Steps between evaluations, instead of epochs; 0 goes by epochs.
+        patience: Evaluations without improvement before stopping early; 0 never stops.
+        checkpoint_every: Minutes between checkpoints; 0 for every step.
 
     >>> TrainSettings(protocol="fair").folds
     5
@@ -249,16 +259,16 @@ class TrainSettings:
             if value not in known:
                 raise UserError(f"train.{name}={value!r}: choose one of {', '.join(known)}")
         if not 0 <= self.fold < self.folds:
-            raise UserError(f"train.fold={self.fold}: must lie in 0..{self.folds - 1}")
+            raise UserError(f"train.fold={self.fold}: must be in 0..{self.folds - 1}")
         if not 0 <= self.ema < 1:
-            raise UserError(f"train.ema={self.ema}: must lie in [0, 1), such as 0.999")
+            raise UserError(f"train.ema={self.ema}: must be in [0, 1), such as 0.999")
         if self.evaluate_every < 1:
             raise UserError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
         _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every")
 
     @property
     def half(self) -> bool | None:
-        """Whether the network runs in bfloat16; None goes by the device.
+        """Return whether the network runs in bfloat16; None depends on the device.
 
         >>> TrainSettings(precision="fp32").half
         False

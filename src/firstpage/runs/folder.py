@@ -1,24 +1,23 @@
-"""The folder of a run: what ran, on what, and what came of it."""
+"""The folder of a run: what ran, on what data, and the results."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
-import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 import firstpage
 from firstpage import durable
@@ -27,35 +26,34 @@ from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.record import Record
 
-__all__ = ["Run", "fingerprint"]
+__all__ = ["RunFolder", "fingerprint"]
 
-PATIENCE = 5.0  # seconds in which a job that was killed just now may still be ending
+LOCK_TIMEOUT = 5.0  # seconds in which a job that was killed just now may still be ending
 
 
-class Run:
+class RunFolder:
     """A run folder: `recipe.toml`, `run.json`, `log.jsonl`, and the models `best/` and `last/`.
 
-    While it trains, `checkpoint/` holds what a killed run goes on from, and `lock` keeps other processes out.
-    As a context it lets them in again at its end; the system does so for a process that dies.
-
-    TensorBoard events go to `events/` where tensorboard is installed.
+    While the run trains, `checkpoint/` holds what it resumes from if killed, and a lock on `.lock` keeps
+    other processes out; the system releases it when the process dies. TensorBoard events go to `events/`
+    if tensorboard is installed.
 
     Args:
-        folder: where; made if need be. None keeps nothing on disk.
+        path: The folder, created if missing. None keeps nothing on disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = Run(Path(folder, "run"))
+    ...     run = RunFolder(Path(folder, "run"))
     ...     run.begin(Recipe(), Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}), "cpu")
     ...     run.log(step=1, loss=0.5)
     ...     sorted(path.name for path in Path(folder, "run").glob("*.*"))
     ['log.jsonl', 'recipe.toml', 'run.json']
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
-        self.folder = None if folder is None else Path(folder)
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = None if path is None else Path(path)
         self.events: Any = None
-        self._lock: BinaryIO | None = None
+        self._lock: FileLock | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -64,72 +62,57 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.events is not None:
-            with suppress(OSError):  # what they lack is in the log
+            with suppress(OSError):  # everything is in the log too
                 self.events.close()
         if self._lock is not None:
-            Path(self._lock.name).unlink(missing_ok=True)
-            self._lock.close()
+            self._lock.release()
 
-    def claim(self, recipe: Recipe, catalog: Catalog) -> None:
-        """Keep other processes out of the folder, until the context ends or the process dies.
+    def lock(self, recipe: Recipe, catalog: Catalog) -> None:
+        """Keep other processes out of the folder until the context ends or the process dies.
 
         Raises:
-            UserError: another process trains in it, or has come to its end just now.
+            UserError: Another process trains in it, or has finished just now.
         """
-        if self.folder is None:
+        if self.path is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        given_up = time.monotonic() + PATIENCE
-        while not self._locked():
-            if time.monotonic() >= given_up:
-                raise UserError(
-                    f"{self.folder}: another process trains in it: wait for its end, or give another --out"
-                )
-            time.sleep(0.1)
-        if self.finished(recipe, catalog):
-            raise UserError(f"{self.folder}: another process finished it just now: run the same to see it")
-
-    def _locked(self) -> bool:
-        assert self.folder is not None
-        path = self.folder / "lock"
-        lock = path.open("ab")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path / ".lock", timeout=LOCK_TIMEOUT)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
-        except (BlockingIOError, FileNotFoundError):  # held; or let go and removed since it was opened
-            mine = False
-        except OSError:  # a disk that has no locks
-            mine = True
-        if mine:
-            self._lock = lock
-        else:
-            lock.close()
-        return mine
+            self._lock.acquire()
+        except Timeout:
+            raise UserError(
+                f"{self.path}: another process is training in it: wait for its end, or choose another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            self._lock = None
+        if self.is_finished(recipe, catalog):
+            raise UserError(f"{self.path}: another process has just finished it: run it again to see it")
 
-    def finished(self, recipe: Recipe, catalog: Catalog) -> bool:
-        """Whether the folder holds this very run, and it came to its end.
+    def is_finished(self, recipe: Recipe, catalog: Catalog) -> bool:
+        """Return whether the folder holds exactly this run, and it is finished.
 
         Raises:
-            UserError: the folder holds a run of another recipe or other data, is no run's, or cannot be.
+            UserError: The folder holds a run with another recipe or other data, is not a run's, or cannot be
+                written to.
         """
-        if self.folder is None:
+        if self.path is None:
             return False
         try:
-            record = Record.read(self.folder)
+            record = Record.read(self.path)
         except FileNotFoundError:
-            durable.check(self.folder / "run.json")
-            begun = ("lock", "recipe.toml", "recipe.toml.part", "run.json.part")  # by one that was killed
-            there = self.folder.iterdir() if self.folder.is_dir() else ()
-            other = next((path.name for path in there if path.name not in begun), None)
+            durable.check(self.path / "run.json")
+            begun = (".lock", "recipe.toml", "recipe.toml.part", "run.json.part")  # by a run that was killed
+            names = (path.name for path in self.path.iterdir()) if self.path.is_dir() else iter(())
+            other = next((name for name in names if name not in begun), None)
             if other is not None:
                 raise UserError(
-                    f"{self.folder}: holds other things, such as {other!r}: give another --out"
+                    f"{self.path}: contains other files, such as {other!r}: choose another --out"
                 ) from None
             return False
-        except ValueError as error:  # of a recipe this version does not know, or a broken file
+        except UserError as error:  # a recipe this version does not know, or a damaged file
             raise UserError(
-                f"{self.folder}: holds a run of another version of firstpage ({error}): nothing was changed; "
-                "give another --out, or remove it"
+                f"{self.path}: contains a run of another version of firstpage ({error}): nothing was "
+                "changed; choose another --out, or remove it"
             ) from None
         written = Recipe.of(tomllib.loads(recipe.toml()))  # TOML has no None, so compare as written
         other = _difference(record.recipe, written)
@@ -137,16 +120,24 @@ class Run:
             other = f"on other data, {record.about['data']['name']!r}"
         if other:
             raise UserError(
-                f"{self.folder}: holds a run {other}: nothing was changed; give another --out, or remove it"
+                f"{self.path}: contains a run {other}: nothing was changed; "
+                "choose another --out, or remove it"
             )
         return bool(record.result)
 
-    def begin(self, recipe: Recipe, catalog: Catalog, device: str, learned: Sequence[str] = ()) -> None:
-        """Write what is about to run; `learned` are the classes it learns from, where no splits say so."""
-        if self.folder is None:
+    def begin(self, recipe: Recipe, catalog: Catalog, device: str, train_classes: Sequence[str] = ()) -> None:
+        """Write what is about to run.
+
+        Args:
+            recipe: The recipe.
+            catalog: The data set.
+            device: The device.
+            train_classes: The classes to train on, for data without splits.
+        """
+        if self.path is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        durable.write(self.folder / "recipe.toml", recipe.toml().encode())
+        self.path.mkdir(parents=True, exist_ok=True)
+        durable.write(self.path / "recipe.toml", recipe.toml().encode())
         about = {
             "firstpage": firstpage.__version__,
             "git": _git_hash(),
@@ -161,71 +152,70 @@ class Run:
                 "images": len(catalog),
                 "fingerprint": fingerprint(catalog),
             }
-            | ({"learned": list(learned)} if learned else {}),
+            | ({"learned": list(train_classes)} if train_classes else {}),
         }
         self._write(about)
-        self._open(0)
+        self._open_log(0)
 
     def _write(self, about: dict[str, Any]) -> None:
-        assert self.folder is not None
-        durable.write(self.folder / "run.json", f"{json.dumps(about, indent=2)}\n".encode())
+        assert self.path is not None
+        durable.write(self.path / "run.json", f"{json.dumps(about, indent=2)}\n".encode())
 
-    def go_on(self, logged: int) -> None:
-        """Forget what was logged after a checkpoint, when the log had `logged` bytes."""
-        if self.folder is not None:
-            self._open(logged)
-
-    def _open(self, logged: int) -> None:
-        assert self.folder is not None
-        log = self.folder / "log.jsonl"
-        with log.open("ab") as file:
-            file.truncate(min(logged, file.tell()))
+    def _open_log(self, size: int) -> None:
+        assert self.path is not None
+        with (self.path / "log.jsonl").open("ab") as file:
+            file.truncate(min(size, file.tell()))
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return
-        # The log is the truth: a killed process takes along the events it had not written out.
-        for old in (self.folder / "events").glob("events.out.*"):
+        # The log is complete; a killed process may not have written all its events.
+        for old in (self.path / "events").glob("events.out.*"):
             old.unlink()
-        self.events = SummaryWriter(str(self.folder / "events"))
-        for line in Record.read(self.folder).log:
-            self._draw(**line)
+        self.events = SummaryWriter(str(self.path / "events"))
+        for line in Record.read(self.path).log:
+            self._write_events(**line)
 
-    def logged(self) -> int:
-        """The size of the log, once all of it is on the disk."""
-        if self.folder is None:
-            return 0
-        with (self.folder / "log.jsonl").open("ab") as file:
+    def state_dict(self) -> dict[str, int]:
+        """Return the size of the log, for a checkpoint, after everything in it has been written to disk."""
+        if self.path is None:
+            return {"log_bytes": 0}
+        with (self.path / "log.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-            return file.tell()
+            return {"log_bytes": file.tell()}
 
-    def log(self, *, step: int, **figures: Any) -> None:  # noqa: ANN401
-        """One line of `log.jsonl`, and a point of each curve; a list of counts is a histogram over 0…2."""
-        if self.folder is None:
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume from a checkpoint: remove what was logged after it."""
+        if self.path is not None:
+            self._open_log(state["log_bytes"])
+
+    def log(self, *, step: int, **metrics: Any) -> None:  # noqa: ANN401
+        """Add a line to `log.jsonl` and to TensorBoard; a list of counts is a histogram over 0…2."""
+        if self.path is None:
             return
-        with (self.folder / "log.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step} | figures) + "\n")
-        self._draw(step, **figures)
+        with (self.path / "log.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step} | metrics) + "\n")
+        self._write_events(step, **metrics)
 
-    def _draw(self, step: int, **figures: Any) -> None:  # noqa: ANN401
-        for name, value in figures.items() if self.events is not None else ():
+    def _write_events(self, step: int, **metrics: Any) -> None:  # noqa: ANN401
+        for name, value in metrics.items() if self.events is not None else ():
             if isinstance(value, list):
                 edges = np.linspace(0, 2, len(value) + 1)
-                middles = np.repeat((edges[1:] + edges[:-1]) / 2, np.array(value, int))
-                self.events.add_histogram(name, middles, step, bins=edges)
+                centers = np.repeat((edges[1:] + edges[:-1]) / 2, np.array(value, int))
+                self.events.add_histogram(name, centers, step, bins=edges)
             elif not isinstance(value, str):
                 self.events.add_scalar(name, value, step)
 
-    def end(self, **figures: Any) -> None:  # noqa: ANN401
-        """Add what came of it to `run.json`."""
+    def finish(self, **result: Any) -> None:  # noqa: ANN401
+        """Add the result to `run.json`: the run is finished."""
         if self.events is not None:
             self.events.close()
-        if self.folder is not None:
-            self._write(Record.read(self.folder).about | {"result": figures})
+        if self.path is not None:
+            self._write(Record.read(self.path).about | {"result": result})
 
 
 def fingerprint(catalog: Catalog) -> str:
-    """A digest of paths, labels and splits: equal for equal data sets, whatever folder they are in.
+    """Return a digest of paths, labels and splits: equal for equal data sets in any folder.
 
     >>> one = Catalog("x", Path("here"), ["a"], np.zeros(1, int), ["a"], {})
     >>> two = Catalog("x", Path("there"), ["a"], np.zeros(1, int), ["a"], {})
@@ -240,18 +230,16 @@ def fingerprint(catalog: Catalog) -> str:
     return digest.hexdigest()
 
 
-def _difference(there: Recipe, new: Recipe) -> str | None:
-    """The first setting that differs, in words."""
-    for section, table in asdict(there).items():
+def _difference(old: Recipe, new: Recipe) -> str | None:
+    """Describe the first setting that differs."""
+    for section, settings in asdict(old).items():
         now = asdict(new)[section]
-        for key in [*table, *now]:
-            if table.get(key) != now.get(key):
-                here = f"not {now[key]!r}" if key in now else "which is not given here"
-                return (
-                    f"with {section}.{key}={table[key]!r}, {here}"
-                    if key in table
-                    else f"without {section}.{key}"
-                )
+        for key in [*settings, *now]:
+            if key not in settings:
+                return f"without {section}.{key}"
+            if settings[key] != now.get(key):
+                here = f"not {now[key]!r}" if key in now else "which is not set here"
+                return f"with {section}.{key}={settings[key]!r}, {here}"
     return None
 
 

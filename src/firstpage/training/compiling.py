@@ -1,4 +1,4 @@
-"""The compiled network, launched as one piece."""
+"""The network, compiled for training."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["compiled"]
+__all__ = ["compile_network"]
 
-Embed = Callable[[Tensor], tuple[Tensor, ...]]
+Network = Callable[[Tensor], tuple[Tensor, ...]]
 
 
-def compiled(embed: Embed, device: torch.device, *, replay: bool = True) -> Embed:
-    """A network compiled for training.
+def compile_network(network: Network, device: torch.device, *, cuda_graphs: bool = True) -> Network:
+    """Compile a network and, on a GPU, record it as CUDA graphs.
 
-    On a GPU its kernels are recorded at the first calls and then launched together, forward and backward
-    (CUDA graphs): launching hundreds of them one by one takes a host about as long as the GPU needs to run
-    them, so a slow host would set the pace. Batches of another size than the first are launched one by one.
+    Launching hundreds of kernels one by one takes a host about as long as the GPU needs to run them, so a
+    slow host would limit the throughput. Recorded at the first calls, they are launched together, forward and
+    backward. Batches of another size than the first are launched one by one.
 
     Args:
-        embed: the network: images to the vectors of each level.
-        device: where it runs.
-        replay: record. Then what a call returned, and the gradients of its backward pass, are overwritten
-            by the next call; so not for networks that are called several times a step.
+        network: Maps images to the embeddings of each level.
+        device: Where it runs.
+        cuda_graphs: Record CUDA graphs. The outputs of a call and the gradients of its backward pass are then
+            overwritten by the next call, so this is not for networks that are called several times a step.
 
-    >>> double = compiled(lambda images: (images * 2,), torch.device("cpu"))
-    >>> with torch.compiler.set_stance("force_eager"):  # or the compiler takes its time
+    >>> double = compile_network(lambda images: (images * 2,), torch.device("cpu"))
+    >>> with torch.compiler.set_stance("force_eager"):  # skip the slow compilation in this example
     ...     double(torch.ones(2))
     (tensor([2., 2.]),)
     """
-    if device.type != "cuda" or not replay:
-        return torch.compile(embed)
+    if device.type != "cuda" or not cuda_graphs:
+        return torch.compile(network)
     recorded = torch.compile(
-        embed, options={"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}
+        network, options={"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}
     )
 
     def call(images: Tensor) -> tuple[Tensor, ...]:
-        # Nobody looks at the last call's vectors any more.
+        # The outputs of the last call are no longer needed.
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return recorded(images)
 

@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from firstpage import losses
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
-from firstpage.recipes.recipe import Recipe
-from firstpage.training.memory import Memory
 
-__all__ = ["make_criteria", "total"]
+__all__ = ["describe_loss", "make_criteria"]
+
+GIVEN = "given"  # the key of a recipe's [loss] that describes a loss object passed to `fit`
 
 
-def make_criteria(recipe: Recipe, model: Embedder, classes: int, images: int) -> nn.ModuleList:
-    """The loss of each level, told the number of classes, images and dimensions where it asks for them.
+def make_criteria(
+    settings: Mapping[str, Any], model: Embedder, classes: int, images: int, loss: nn.Module | None = None
+) -> nn.ModuleList:
+    """Create the loss of each level of a model.
+
+    A loss that needs to know the number of classes, of images or of dimensions is told: arguments of its
+    class named `classes`, `images` and `dim` are filled in where they are required or set to true.
+
+    Args:
+        settings: The `[loss]` section of a recipe: `name`, and arguments of the loss.
+        model: The model to train.
+        classes: Number of training classes.
+        images: Number of images in the catalog.
+        loss: A loss object to use instead; each level gets a copy of its own.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
-    >>> make_criteria(Recipe(), model, classes=10, images=100)
+    >>> make_criteria({"name": "topk", "k": 1}, model, classes=10, images=100)
     ModuleList(
       (0): TopKPrecision(reduction='mean', k=1, margin=0.1, decorrelation=0.0)
     )
     """
-    settings = dict(recipe.loss)
-    name = settings.pop("name", None)
+    if loss is not None:
+        return nn.ModuleList(copy.deepcopy(loss) for _ in model.heads)
+    arguments = dict(settings)
+    name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise UserError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
-    if settings.get("reduction") == "none":
+    if GIVEN in arguments:
         raise UserError(
-            "loss.reduction='none': training needs one number: choose mean or sum, or leave it out"
+            f"loss.{GIVEN}={arguments[GIVEN]!r}: this run used a loss object: pass it again, as fit(loss=...)"
         )
-    if name == "proxy-nca":
-        settings = {"classes": classes, "dim": model.level_dim} | settings
-    for key, count in (("classes", classes), ("images", images)):
-        if settings.get(key) is True:
-            settings[key] = count
-        elif isinstance(settings.get(key), int) and settings[key] < count:
-            raise UserError(
-                f"loss.{key}={settings[key]}: the data has {count}: write loss.{key}=true to fit it"
-            )
-    return nn.ModuleList(losses.create(name, **settings) for _ in model.heads)
+    if arguments.get("reduction") == "none":
+        raise UserError("loss.reduction='none': training needs one number: choose mean or sum")
+    required = losses.required_arguments(name)
+    for key, count in (("classes", classes), ("images", images), ("dim", model.level_dim)):
+        value = arguments.get(key)
+        if value is True or (value is None and key in required):
+            arguments[key] = count
+        elif key != "dim" and isinstance(value, int) and value < count:
+            raise UserError(f"loss.{key}={value}: the data has {count}: use loss.{key}=true to fit the data")
+    return nn.ModuleList(losses.create(name, **arguments) for _ in model.heads)
 
 
-def total(
-    criteria: Iterable[Callable[..., Tensor]],
-    levels: Sequence[Tensor],
-    labels: Tensor,
-    ids: Tensor,
-    memories: Iterable[Memory] = (),
-) -> Tensor:
-    """The sum of all levels' losses; each level's candidates are the batch, and its memory if it has one.
+def describe_loss(loss: nn.Module) -> dict[str, Any]:
+    """Return what a recipe says about a loss object that was passed to `fit`.
 
-    >>> labels, ids = torch.tensor([0, 0, 1, 1]), torch.arange(4)
-    >>> level = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
-    >>> total([losses.TopKPrecision(k=1), losses.TopKPrecision(k=1)], [level, level], labels, ids)
-    tensor(0.7600)
+    >>> describe_loss(losses.TopKPrecision(k=3))["name"]
+    'firstpage.losses.topk_precision:TopKPrecision'
     """
-    remembered = list(memories)
-    terms = []
-    for number, (part, level) in enumerate(zip(criteria, levels, strict=True)):
-        more = remembered[number].candidates(level, labels, ids) if remembered else {"image_ids": ids}
-        terms.append(part(level, labels, **more))
-    return torch.stack(terms).sum()
+    kind = type(loss)
+    return {"name": f"{kind.__module__}:{kind.__qualname__}", GIVEN: repr(loss)}

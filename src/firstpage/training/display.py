@@ -1,4 +1,4 @@
-"""What a person sees while a run trains."""
+"""What the user sees while a run trains."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 __all__ = ["SHOWN", "Display"]
 
-SHOWN = ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R")  # of all figures, where there is room for few
+SHOWN = ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R")  # the metrics that are shown where there is little room
 
 
 class Display:
-    """A progress bar with the loss, the last P@1 and images a second, and a line for each evaluation.
+    """A progress bar with the loss, the last P@1 and images per second, and a line for each evaluation.
 
     Args:
-        steps: of the whole run.
+        steps: Number of steps of the run.
         show: False prints nothing.
 
     >>> with Display(10, show=False) as display:
-    ...     display.advance(1, 0.5, 100.0)
+    ...     display.update(1, 0.5, 100.0)
     """
 
     def __init__(self, steps: int, show: bool) -> None:
@@ -29,15 +29,14 @@ class Display:
             TextColumn("training"),
             BarColumn(),
             TextColumn("{task.completed}/{task.total} steps"),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             disable=not show,
             transient=True,
         )
-        self._task = self._bar.add_task("training", total=steps, figures="")
-        self._loss = self._pace = ""
-        self._first = ""
+        self._task = self._bar.add_task("training", total=steps, metrics="")
+        self._loss = self._throughput = self._precision = ""
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -48,25 +47,26 @@ class Display:
     ) -> None:
         self._bar.__exit__(kind, error, trace)
 
-    def advance(self, step: int, loss: float, pace: float) -> None:
-        """Show a step's loss and the pace."""
-        self._loss, self._pace = f"loss {loss:.4f}", f"{pace:,.0f} images/s" if pace else ""
-        self._show(completed=step)
+    def update(self, step: int, loss: float, images_per_second: float) -> None:
+        """Show the loss of a step and the throughput."""
+        self._loss = f"loss {loss:.4f}"
+        self._throughput = f"{images_per_second:,.0f} images/s" if images_per_second else ""
+        self._refresh(completed=step)
 
-    def evaluated(self, epoch: int, figures: dict[str, float]) -> None:
-        """Print the figures of an evaluation."""
-        self._first = f"P@1 {figures['P@1']:.1f}"
-        names = [name for name in SHOWN if name in figures]
+    def show_evaluation(self, epoch: int, metrics: dict[str, float]) -> None:
+        """Print the metrics of an evaluation."""
+        self._precision = f"P@1 {metrics['P@1']:.1f}"
         if not self._bar.disable:
             when = f"epoch {epoch:>3}" if epoch else "untrained"
-            self._bar.console.print(f"{when:>9}  " + "  ".join(f"{n} {figures[n]:5.1f}" for n in names))
-        self._show()
+            values = [f"{name} {metrics[name]:5.1f}" for name in SHOWN if name in metrics]
+            self._bar.console.print(f"{when:>9}  " + "  ".join(values))
+        self._refresh()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the bar."""
         if not self._bar.disable:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def _show(self, completed: int | None = None) -> None:
-        figures = "  ".join(part for part in (self._loss, self._first, self._pace) if part)
-        self._bar.update(self._task, completed=completed, figures=figures)
+    def _refresh(self, completed: int | None = None) -> None:
+        metrics = "  ".join(part for part in (self._loss, self._precision, self._throughput) if part)
+        self._bar.update(self._task, completed=completed, metrics=metrics)

@@ -1,4 +1,4 @@
-"""Every fold of the `fair` protocol, one after the other, and what they come to together."""
+"""Every fold of the `fair` protocol, one after the other, and their mean."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def fit_folds(
     folder: str | os.PathLike[str] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> list[Result]:
-    """Train once for each fold of held-out classes; each model touches the test classes once, at its end.
+    """Train once for each fold of held-out classes; each model is tested once, at its end.
 
     Args:
-        recipe: with `train.protocol="fair"`; its `train.fold` is replaced.
-        catalog: the images.
-        folder: holds the run folders `fold-0`, `fold-1`, …; None keeps nothing.
-        options: those of `fit`.
+        recipe: A recipe with `train.protocol="fair"`; its `train.fold` is replaced.
+        catalog: The images.
+        folder: Will contain the run folders `fold-0`, `fold-1`, …; None keeps nothing.
+        options: Those of `fit`.
 
     Raises:
-        UserError: the recipe's protocol has no folds, or the data says what to select by.
+        UserError: The recipe's protocol has no folds, or the data has a validation split.
 
     >>> from pathlib import Path
     >>> fit_folds(Recipe(), Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}))
@@ -49,7 +49,7 @@ def fit_folds(
         )
     if "val" in catalog.splits:
         raise UserError(
-            "--folds: the data has a val split to select by, so there is nothing to fold: leave it out"
+            "--folds: the data has a val split, so there are no folds to select by: remove the option"
         )
     return [
         fit(
@@ -63,10 +63,10 @@ def fit_folds(
 
 
 def summary(results: Sequence[Result]) -> str:
-    """A line a fold, then the mean with its 95 % interval (Student's t over the folds), and where models are.
+    """Return a line for each fold, the mean with its 95 % interval (Student's t), and the models' folders.
 
-    >>> made = [Result(None, {"P@1": 50.0}, {"P@1": figure}, 1) for figure in (60.0, 62.0)]
-    >>> print(summary(made))
+    >>> results = [Result(None, {"P@1": 50.0}, {"P@1": value}, 1) for value in (60.0, 62.0)]
+    >>> print(summary(results))
                  P@1
     fold 0      60.0
     fold 1      62.0
@@ -75,7 +75,7 @@ def summary(results: Sequence[Result]) -> str:
     """
     tests = [result.test or result.best for result in results]
     names = [name for name in SHOWN if name in tests[0]]
-    table = np.array([[test[name] for name in names] for test in tests])  # [folds, figures]
+    table = np.array([[test[name] for name in names] for test in tests])  # [folds, metrics]
     count = len(table)
     half = stdtrit(max(count - 1, 1), 0.975) * table.std(axis=0, ddof=min(1, count - 1)) / count**0.5
     rows = [(f"fold {fold}", line) for fold, line in enumerate(table)]

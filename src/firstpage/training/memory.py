@@ -13,7 +13,7 @@ __all__ = ["Memory", "check_memory"]
 
 
 class Memory(nn.Module):
-    """A ring of the last `size` embeddings. Once it is full, a query's candidates are the batch and the ring.
+    """A ring buffer of the last `size` embeddings, which are candidates of every query once it is full.
 
     From: Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. Late in training embeddings
     drift slowly, so those of the last batches are nearly what the network would make of the images now: a
@@ -22,21 +22,19 @@ class Memory(nn.Module):
     batch, and the memory holds the batch already; here the two are one list of candidates, so that a first
     page is one page.)
 
-    It does not begin before it is full, so there are no empty places that a loss could take for images, and
-    shapes change once in a run. The ring is allocated at the start, on the device; filling and reading it
-    never wait for the device. Vectors are kept as the network gave them, not normalized.
+    It is not used before it is full, so there are no empty slots that a loss could take for images, and
+    shapes change once in a run. The buffer is allocated at the start, on the device; filling and reading it
+    never wait for the device. Embeddings are kept as the network returned them, not normalized.
 
-    An image is never its own candidate, neither fresh nor from the memory: its id tells. For other queries
-    an image that is in the batch and in the memory counts twice, once fresh and once as it was, as with the
-    authors; a ring no larger than an epoch keeps that rare.
-
-    What it takes to go on is in `state_dict`.
+    An image is never its own candidate, neither from the batch nor from the memory: its id tells. For other
+    queries an image that is in the batch and in the memory counts twice, once as it is and once as it was, as
+    with the authors; a buffer no larger than an epoch keeps that rare.
 
     Args:
-        size: embeddings kept.
-        dim: dimensions of the embedding.
-        start: batches to wait for before it is used, while embeddings still move fast; never less than it
-            takes to fill it. The authors take 1,000.
+        size: Number of embeddings.
+        dim: Dimensions of an embedding.
+        start: Batches to wait for before it is used, while embeddings still change fast. It always waits
+            until it is full. The authors wait for 1,000.
 
     >>> from firstpage.losses import TopKPrecision
     >>> memory, loss = Memory(size=4, dim=2), TopKPrecision(k=1)
@@ -66,7 +64,7 @@ class Memory(nn.Module):
 
     @property
     def used(self) -> bool:
-        """Whether it is full, and the wait is over.
+        """Return whether it is full, and the wait is over.
 
         >>> Memory(size=4, dim=2).used
         False
@@ -74,12 +72,12 @@ class Memory(nn.Module):
         return self.images >= self.size and self.batches >= self.start
 
     def candidates(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> dict[str, Tensor]:
-        """What a loss is called with besides `embeddings` and `labels`: batch first, then memory.
+        """Return the further arguments of a loss: as candidates, first the batch and then the memory.
 
         Args:
-            embeddings: [B, D] of the batch (of all ranks), with gradient.
-            labels: [B] their classes.
-            ids: [B] their images.
+            embeddings: [B, D] The global batch, with gradients.
+            labels: [B] Their classes.
+            ids: [B] Their images.
 
         >>> memory = Memory(size=4, dim=2)
         >>> list(memory.candidates(torch.eye(2), torch.arange(2), torch.arange(2)))
@@ -96,13 +94,13 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor, *, unless: Tensor | None = None) -> None:
-        """Keep a batch, in place of the oldest. Call it after the loss: a batch is not its own memory.
+        """Replace the oldest embeddings by those of a batch. Call it after the loss of that batch.
 
         Args:
-            embeddings: [B, D] of the batch.
-            labels: [B] their classes.
-            ids: [B] their images.
-            unless: a flag on the device; where it is not 0, all stays as it is (though it is counted).
+            embeddings: [B, D] The batch.
+            labels: [B] Their classes.
+            ids: [B] Their images.
+            unless: A flag on the device. If it is not 0, nothing is replaced (though it is counted).
 
         >>> memory = Memory(size=3, dim=1)
         >>> for value in (1.0, 2.0):
@@ -122,33 +120,34 @@ class Memory(nn.Module):
         self.images, self.batches = after, self.batches + 1
 
     def get_extra_state(self) -> Tensor:
-        """The two counts, for `state_dict`."""
+        """Return the two counts, for `state_dict`."""
         return torch.tensor([self.images, self.batches])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The two counts, from `load_state_dict`."""
+        """Restore the two counts, from `load_state_dict`."""
         self.images, self.batches = (int(count) for count in state)
 
 
-def check_memory(loss: Loss, size: int, images: int) -> None:
-    """Complain of a memory that the loss would not look at, or that would hold images twice.
+def check_memory(loss: nn.Module, size: int, images: int) -> None:
+    """Raise an error if the loss would not use a memory, or if it would hold images twice.
 
-    Proxy-NCA compares with its proxies. N-pair takes one pair a class, and finds it in the batch.
+    Proxy-NCA compares with its proxies. N-pair takes one pair of each class, from the batch. Losses that are
+    not subclasses of `Loss` take no candidates.
 
     Args:
-        loss: the loss that is to use it.
-        size: embeddings in the memory.
-        images: training images there are.
+        loss: The loss.
+        size: Number of embeddings in the memory.
+        images: Number of training images.
 
     >>> check_memory(ProxyNCA(classes=3, dim=4), 1024, 60_000)
     Traceback (most recent call last):
-    firstpage.errors.UserError: memory.size=1024: ProxyNCA does not look at it: leave the memory ...
+    firstpage.errors.UserError: memory.size=1024: ProxyNCA does not use it: remove ...
     """
     parts = list(loss.parts) if isinstance(loss, Combined) else [loss]
-    if all(isinstance(part, NPair | ProxyNCA) for part in parts):
+    if all(isinstance(part, NPair | ProxyNCA) or not isinstance(part, Loss) for part in parts):
         raise UserError(
-            f"memory.size={size}: {type(parts[0]).__name__} does not look at it: "
-            "leave the memory out, or take another loss"
+            f"memory.size={size}: {type(parts[0]).__name__} does not use it: "
+            "remove the memory, or use another loss"
         )
     if size > images:
         raise UserError(

@@ -1,9 +1,9 @@
-"""How weights move: the optimizer with a rate for each part, the schedule of the rates, an average."""
+"""The optimizer with a learning rate for each part of the model, its schedule, and the average of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,28 +12,27 @@ from torch import Tensor, nn
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.settings import OptimizerSettings, ScheduleSettings
 
-__all__ = ["follow", "make_optimizer", "rate"]
+__all__ = ["gradients", "lr_factor", "make_optimizer", "set_lr", "update_ema"]
 
 
-def make_optimizer(
-    settings: OptimizerSettings, model: Embedder, losses: nn.Module
-) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimizer, and the base rate of each of its groups.
+def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Module) -> torch.optim.Optimizer:
+    """Create the optimizer. Each of its groups holds its base learning rate as `initial_lr`.
 
-    Backbone, head and loss have rates of their own; biases and norms (one-dimensional parameters) and the
-    loss's parameters have no weight decay.
+    Backbone, head and loss have learning rates of their own; biases and norms (one-dimensional parameters)
+    and the loss's parameters have no weight decay.
 
     >>> from firstpage.losses import Margin
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
-    >>> make_optimizer(OptimizerSettings(lr=1.0, head=10), model, Margin())[1]
+    >>> optimizer = make_optimizer(OptimizerSettings(lr=1.0, head=10), model, Margin())
+    >>> [group["initial_lr"] for group in optimizer.param_groups]
     [1.0, 1.0, 10.0, 10.0, 10.0]
     """
     groups: list[dict[str, Any]] = []
     for module, multiple in ((model.backbone, 1.0), (model.heads, settings.head)):
         # Frozen batch norms take no gradient, so they must not decay either.
-        learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for decay in (True, False):
-            chosen = [parameter for parameter in learned if (parameter.ndim > 1) == decay]
+            chosen = [parameter for parameter in trained if (parameter.ndim > 1) == decay]
             groups.append(
                 {
                     "params": chosen,
@@ -44,22 +43,32 @@ def make_optimizer(
     groups.append(
         {"params": list(losses.parameters()), "lr": settings.lr * settings.loss, "weight_decay": 0.0}
     )
-    groups = [group for group in groups if group["params"]]
-    rates = [group["lr"] for group in groups]
-    fused = model.device.type == "cuda"  # quicker, and what the guard against NaN can hold back
+    groups = [group | {"initial_lr": group["lr"]} for group in groups if group["params"]]
+    fused = model.device.type == "cuda"  # faster, and the guard against NaN can make it skip an update
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused), rates
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused), rates
+    return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def rate(settings: ScheduleSettings, step: int, steps: int) -> float:
-    """What the rates are multiplied by at one of `steps` steps.
+def set_lr(optimizer: torch.optim.Optimizer, settings: ScheduleSettings, step: int, steps: int) -> None:
+    """Set the learning rates of one of `steps` steps.
 
-    >>> [round(rate(ScheduleSettings(epochs=10), step, 100), 3) for step in (0, 59, 60, 85, 99)]
+    >>> optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "initial_lr": 2.0}])
+    >>> set_lr(optimizer, ScheduleSettings(kind="cosine"), 50, 100)
+    >>> round(optimizer.param_groups[0]["lr"], 3)
+    1.0
+    """
+    factor = lr_factor(settings, step, steps)
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+
+
+def lr_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
+    """Return what the learning rates are multiplied by at one of `steps` steps.
+
+    >>> [round(lr_factor(ScheduleSettings(epochs=10), step, 100), 3) for step in (0, 59, 60, 85, 99)]
     [1.0, 1.0, 0.1, 0.01, 0.01]
-    >>> round(rate(ScheduleSettings(kind="cosine"), 50, 100), 3)
-    0.5
     """
     done = step / steps
     warm = min(1.0, (step + 1) / max(1.0, settings.warmup * steps / settings.epochs))
@@ -71,23 +80,34 @@ def rate(settings: ScheduleSettings, step: int, steps: int) -> float:
 
 
 @torch.no_grad()
-def follow(means: Sequence[Tensor], values: Sequence[Tensor], decay: float) -> None:
-    """Draw averages of a model's values a step of 1 − `decay` towards them; counts just follow.
+def update_ema(averages: Sequence[Tensor], values: Sequence[Tensor], decay: float) -> None:
+    """Update exponential moving averages in place; integers are copied.
 
     Args:
-        means: the averages, changed in place.
-        values: what they are averages of, in the same order.
-        decay: how much of the averages is kept.
+        averages: Changed in place.
+        values: The current values, in the same order.
+        decay: The share of the averages that is kept.
 
-    >>> means, values = [torch.zeros(1), torch.tensor(0)], [torch.ones(1), torch.tensor(7)]
-    >>> follow(means, values, decay=0.75)
-    >>> means
+    >>> averages, values = [torch.zeros(1), torch.tensor(0)], [torch.ones(1), torch.tensor(7)]
+    >>> update_ema(averages, values, decay=0.75)
+    >>> averages
     [tensor([0.2500]), tensor(7)]
     """
-    for learned in (True, False):
-        of = [place for place, mean in enumerate(means) if mean.is_floating_point() == learned]
-        some, towards = [means[place] for place in of], [values[place] for place in of]
-        if some and learned:  # a few kernels for all of them, not one each
-            torch._foreach_lerp_(some, towards, 1 - decay)
-        elif some:
-            torch._foreach_copy_(some, towards)
+    for floating in (True, False):
+        chosen = [number for number, value in enumerate(values) if value.is_floating_point() == floating]
+        targets, sources = [averages[number] for number in chosen], [values[number] for number in chosen]
+        if chosen and floating:  # a few kernels for all of them, not one each
+            torch._foreach_lerp_(targets, sources, 1 - decay)
+        elif chosen:
+            torch._foreach_copy_(targets, sources)
+
+
+def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of those parameters that have one.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
+    >>> gradients(layer.parameters())
+    [tensor([[3., 4.]])]
+    """
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,49 +1,37 @@
-"""Many processes, one run: what they tell one another, and when.
+"""The processes of a distributed run: what they exchange, and when.
 
 Every rank has the whole model and embeds its share of each global batch. The embeddings are gathered, and
 every rank computes the loss of the whole batch, so losses that look at all of it (active pairs, histograms,
-clusterings) are exactly what one process would compute. Each rank takes the gradient of its own embeddings
-back through its network; these gradients add up to that of the batch. The loss is computed on every rank
-because that is cheap: N² numbers, beside N images through a network.
+clusterings) are exactly what one process would compute. Each rank backpropagates the gradient of its own
+embeddings through its network; these gradients add up to that of the batch. The loss is computed on every
+rank because that is cheap: N² numbers, beside N images through a network.
 
 `DistributedDataParallel` would add the gradients while the backward pass still runs. It would also do so for
-every chunk of a cached step, and reach only what is called through its `forward`. One sum after the step is
+every chunk of a cached step, and only for what is called through its `forward`. One sum after the step takes
 a millisecond for a ResNet-50 within a machine.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from firstpage.data.splits import QueryGallery
 from firstpage.errors import UserError
 from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
 
-__all__ = ["Ranks", "started", "sync_batch_norm"]
+__all__ = ["Ranks"]
 
-# A step waits this long for the others: if one of them is gone, and nobody else ends the job, it ends then.
-STEP = timedelta(seconds=45)
-# Work that one rank does for all (building a store) takes what it takes. A host group notices a closed
-# connection at once, so a long wait hides no death.
-HOST = timedelta(days=1)
-GRACE = 3.0  # seconds by which the others of a rank that died let it speak first
+GRACE = 10.0  # seconds by which the other ranks let one that failed print its error first
 BUCKET = 2**25  # bytes of gradient summed in one go
 
 T = TypeVar("T")
@@ -51,12 +39,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all. `Ranks()` is alone: every method then does nothing, or returns what it got.
+    """This process among all of a run.
+
+    `Ranks()` is a single process: its methods do nothing, or return what they are given.
 
     Args:
-        rank: which one it is.
-        world: how many there are.
-        host: the group through which the hosts talk.
+        rank: The number of this process.
+        world: The number of processes.
+        host: The process group through which the hosts exchange Python objects.
 
     >>> ranks = Ranks()
     >>> ranks.first, ranks.share(10), ranks.gather(torch.ones(2, 1), 2).shape
@@ -69,7 +59,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and prints.
+        """Return whether this is the rank that writes and prints.
 
         >>> Ranks(rank=1, world=2).first
         False
@@ -77,7 +67,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, rows: int) -> slice:
-        """The places of a global batch that are this rank's: its slice, as `GroupSampler` cuts it.
+        """Return this rank's slice of a global batch, as `GroupSampler` cuts it.
 
         >>> [Ranks(rank, 3).share(10) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
@@ -85,14 +75,14 @@ class Ranks:
         return slice(rows * self.rank // self.world, rows * (self.rank + 1) // self.world)
 
     def gather(self, mine: Tensor, rows: int) -> Tensor:
-        """[rows, D]: the rows of all ranks in the order of the global batch.
+        """Return the rows of all ranks [rows, D], in the order of the global batch.
 
-        Gradient flows to this rank's own rows: every rank computes the whole loss, and asks for its part of
-        the gradient. Nothing is sent on the way back.
+        Gradients flow to this rank's own rows only: every rank computes the whole loss, and needs just its
+        part of the gradient. Nothing is sent in the backward pass.
 
         Args:
-            mine: [share, D] this rank's rows.
-            rows: of the global batch; shares may be of unequal length, or empty.
+            mine: [share, D] This rank's rows.
+            rows: Rows of the global batch. Shares may be of unequal length, or empty.
 
         >>> Ranks().gather(torch.eye(3), 3).shape
         torch.Size([3, 3])
@@ -108,21 +98,21 @@ class Ranks:
         padded = mine.new_zeros(max(sizes), *mine.shape[1:])
         padded[: len(mine)] = mine.detach()
         blocks = mine.new_empty(self.world, *padded.shape)
-        with _together():
+        with _collective():
             dist.all_gather(list(blocks), padded)
         parts = [block[:size] for block, size in zip(blocks, sizes, strict=True)]
         parts[self.rank] = mine
         return torch.cat(parts)
 
     def add_gradients(self, model: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]) -> None:
-        """Make the gradients those of the global batch, equal to the bit on all ranks.
+        """Turn the gradients into those of the global batch, bit for bit equal on all ranks.
 
-        The network's are added: each rank has the part of its own images. The loss's (β, proxies) are
-        averaged: each rank has all of them already, up to the order of its sums.
+        Those of the network are added: each rank has the part of its own images. Those of the loss (β,
+        proxies) are averaged: each rank has all of them already, up to the order of its sums.
 
         Args:
-            model: parameters of the network.
-            loss: parameters of the losses.
+            model: Parameters of the network.
+            loss: Parameters of the losses.
 
         >>> Ranks().add_gradients(nn.Linear(2, 2).parameters(), [])
         """
@@ -132,7 +122,7 @@ class Ranks:
         for parameter in loss:
             if parameter.grad is not None:
                 gradients.append(parameter.grad.div_(self.world))
-        with _together():
+        with _collective():
             sums = []
             for bucket in _buckets(gradients):
                 flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
@@ -143,46 +133,46 @@ class Ranks:
                 for gradient, part in zip(bucket, parts, strict=True):
                     gradient.copy_(part.view_as(gradient))
 
-    def agree(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks the values of the first: weights at the start, running statistics at an evaluation.
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first rank's values to all, in place: weights, or running statistics.
 
-        >>> Ranks().agree(nn.BatchNorm1d(2).buffers())
+        >>> Ranks().broadcast_tensors(nn.BatchNorm1d(2).buffers())
         """
         if self.world > 1:
-            with _together():
+            with _collective():
                 for tensor in tensors:
                     dist.broadcast(tensor.detach(), src=0)
 
-    def told(self, value: T) -> T:
-        """The first rank's `value`, on all: figures by which all must decide alike.
+    def broadcast(self, value: T) -> T:
+        """Return the first rank's value on all ranks, for decisions that all must take alike.
 
-        >>> Ranks().told({"P@1": 62.4})
+        >>> Ranks().broadcast({"P@1": 62.4})
         {'P@1': 62.4}
         """
         if self.world == 1:
             return value
         box = [value]
-        with _together():
+        with _collective():
             dist.broadcast_object_list(box, src=0, group=self.host, device=torch.device("cpu"))
         return box[0]
 
     def wait(self) -> None:
-        """Meet the others, however long they take: before the first step, and after work of one for all.
+        """Wait for all ranks, however long they take.
 
         >>> Ranks().wait()
         """
         if self.world > 1:
-            with _together():
+            with _collective():
                 dist.barrier(self.host)
 
     def embed(self, model: Embedder, pixels: Pixels, rows: np.ndarray, half: bool | None = None) -> Tensor:
-        """[rows, dim] on every rank: the unit vectors of stored images, each rank having embedded its share.
+        """Return the unit vectors [rows, dim] of stored images on every rank; each embeds its share.
 
         Args:
-            model: the embedder, equal on all ranks.
-            pixels: the images.
-            rows: which of them, and in which order.
-            half: see `Embedder.embed`.
+            model: The embedder, equal on all ranks.
+            pixels: The images.
+            rows: Which of them, and in which order.
+            half: See `Embedder.embed`.
 
         >>> from PIL import Image
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
@@ -203,11 +193,11 @@ class Ranks:
         """Return the metrics of a retrieval test by name; each rank embeds and searches its share.
 
         Args:
-            model: the embedder, equal on all ranks.
-            pixels: the images of the catalog.
-            labels: [N] their classes.
-            test: the rows that are queries, and those of the gallery.
-            half: see `Embedder.embed`.
+            model: The embedder, equal on all ranks.
+            pixels: The images of the catalog.
+            labels: [N] Their classes.
+            test: The rows of the queries, and those of the gallery.
+            half: See `Embedder.embed`.
 
         >>> from PIL import Image
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
@@ -220,93 +210,11 @@ class Ranks:
             if rows is not None:
                 vectors = self.embed(model, pixels, rows, half)
                 sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
-        return self.told(evaluate(*sides, shared=self.world > 1).row())
-
-
-@contextmanager
-def started(device: torch.device | None = None) -> Iterator[Ranks]:
-    """The ranks of a job that `torchrun` started; without it, a process that is alone.
-
-    On GPUs each process takes the one of its local rank and makes it the current device. An error on a rank
-    is printed with the rank's number and handed to torchrun, which ends the others; if torchrun itself is
-    killed, all end. The ranks stay connected until the process ends, so one job may train many models.
-
-    Args:
-        device: where the ranks compute; GPUs where there are any if left out.
-
-    Raises:
-        UserError: there are fewer GPUs than processes.
-
-    >>> with started() as ranks:
-    ...     ranks.world
-    1
-    """
-    world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-    if world == 1:
-        yield Ranks()
-        return
-    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
-    with _own_error(int(os.environ["RANK"]), world):
-        yield _joined(on_gpu)
-
-
-@cache
-def _joined(on_gpu: bool) -> Ranks:
-    if on_gpu:
-        local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= there:
-            raise UserError(
-                f"LOCAL_RANK={local}: this machine has {there} GPUs: "
-                f"torchrun --nproc_per_node {there}, or device='cpu'"
-            )
-        torch.cuda.set_device(local)
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            timeout=STEP,
-            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
-        )
-        atexit.register(dist.destroy_process_group)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=HOST))
-
-
-def _end_with(parent: int) -> None:
-    """End this process when the one that started it is gone: nobody would end it when another rank dies."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    print("torchrun is gone: ending", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def sync_batch_norm(model: nn.Module) -> None:
-    """Let batch norms that learn take the statistics of the global batch; frozen ones stay as they are.
-
-    Call it before the optimizer is made and before `torch.compile`. Exact only where every rank has images.
-
-    Raises:
-        UserError: the model is not on a GPU, where torch has no such layer.
-
-    >>> sync_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    Traceback (most recent call last):
-    firstpage.errors.UserError: train.sync_batch_norm=true: torch has it on GPUs only, the model is ...
-    """
-    kind = next(model.parameters()).device.type
-    if kind != "cuda":
-        raise UserError(
-            f"train.sync_batch_norm=true: torch has it on GPUs only, the model is on {kind}: leave it out"
-        )
-    model.train()  # which a frozen layer does not follow
-    for module in list(model.modules()):
-        for name, layer in module.named_children():
-            if isinstance(layer, _BatchNorm) and layer.training:
-                shared = nn.SyncBatchNorm.convert_sync_batchnorm(layer)  # type: ignore[no-untyped-call]
-                setattr(module, name, shared)
+        return self.broadcast(evaluate(*sides, shared=self.world > 1).row())
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The gradients in order, cut where the kind of number changes or a bucket is full."""
+    """Yield the gradients in buckets, cut where the dtype changes or a bucket is full."""
     bucket: list[Tensor] = []
     filled = 0
     for gradient in gradients:
@@ -320,27 +228,11 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """What all ranks do at once. If it fails, another one failed first, and its error is the one to read."""
+def _collective() -> Iterator[None]:
+    """Explain the failure of a collective: another rank failed first, and its error is the one to read."""
     try:
         yield
     except RuntimeError as error:
-        time.sleep(GRACE)  # torchrun ends this process meanwhile, without a word of its own
+        time.sleep(GRACE)  # torchrun ends this process meanwhile, silently
         reason = str(error).split("\n")[0]
-        raise RuntimeError(f"another rank is gone: its own error says why ({reason})") from error
-
-
-@contextmanager
-def _own_error(rank: int, world: int) -> Iterator[None]:
-    """Print a rank's error under its own number, and leave it for torchrun's summary."""
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-    handler = get_error_handler()
-    handler.initialize()
-    try:
-        yield
-    except Exception as error:
-        atexit.unregister(dist.destroy_process_group)  # with a rank gone, it would wait
-        print(f"rank {rank} of {world}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        handler.record_exception(error)
-        raise
+        raise RuntimeError(f"another rank is gone: see its own error ({reason})") from error

@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Result"]
 
 @dataclass
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        model: the embedder, with its best weights.
-        best: the figures of the selection test at its best evaluation.
-        test: the figures of the test that is reported (under `paper` the same).
-        epoch: the epoch of the best evaluation, counted from 1; 0 is the untrained model.
-        history: the figures of every evaluation, the untrained model's first.
-        seconds: time spent in training steps.
-        images_per_second: over all training steps but the first few.
-        folder: the run folder.
-        warnings: what was wrong with the run, in words.
+        model: The embedder, with its best weights.
+        best: Metrics of the best evaluation on the validation classes.
+        test: Metrics of the reported test (under the `paper` protocol the same).
+        epoch: The epoch of the best evaluation, counted from 1; 0 is the untrained model.
+        history: Metrics of every evaluation, the untrained model's first.
+        seconds: Time spent in training steps.
+        images_per_second: Over all training steps but the first few.
+        folder: The run folder.
+        warnings: What was wrong with the run.
     """
 
     model: Embedder
@@ -41,37 +41,38 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The result of a run that ended before."""
+        """Read the result of a finished run."""
         record = Record.read(folder)
-        came = record.result
+        result = record.result
         return cls(
             Embedder.load(folder / "best"),
-            came["best"],
-            came["best"] if came["protocol"] == "paper" else came["test"],
-            came["epoch"],
+            result["best"],
+            result["best"] if result["protocol"] == "paper" else result["test"],
+            result["epoch"],
             [{name: line[name] for name in line if name != "step"} for line in record.evaluations],
-            came["seconds"],
-            came["images_per_second"],
+            result["seconds"],
+            result["images_per_second"],
             folder,
-            [*came["warnings"], f"{folder}: was finished before; give another folder to run it again"],
+            [*result["warnings"], f"{folder}: was already finished; choose another folder to run it again"],
         )
 
     def text(self) -> str:
-        """Before and after, as a small table."""
-        rows = [("untrained", figures) for figures in self.history[:1]] + [("trained", self.best)]
+        """Return the metrics before and after training as a small table."""
+        rows = [("untrained", metrics) for metrics in self.history[:1]] + [("trained", self.best)]
         if self.test is not None and self.test is not self.best:  # selected on other classes
-            rows = [(f"{title}, held out", figures) for title, figures in rows] + [
+            rows = [(f"{title}, held out", metrics) for title, metrics in rows] + [
                 ("trained, test", self.test)
             ]
         names = [name for name in SHOWN if name in self.best]
         width = max(len(title) for title, _ in rows) + 1
         lines = [" " * width + "".join(f"{name:>7}" for name in names)]
-        for title, figures in rows:
-            lines.append(f"{title:{width}}" + "".join(f"{figures[name]:7.1f}" for name in names))
-        pace = f", {self.images_per_second:,.0f} images/s" if self.images_per_second else ""
-        lines.append(f"best at epoch {self.epoch}; {self.seconds:.{0 if self.seconds >= 10 else 1}f} s{pace}")
+        for title, metrics in rows:
+            lines.append(f"{title:{width}}" + "".join(f"{metrics[name]:7.1f}" for name in names))
+        speed = f", {self.images_per_second:,.0f} images/s" if self.images_per_second else ""
+        decimals = 0 if self.seconds >= 10 else 1
+        lines.append(f"best at epoch {self.epoch}; {self.seconds:.{decimals}f} s{speed}")
         if not self.epoch:
-            lines.append("no epoch was better than the untrained network: that is what is kept")
+            lines.append("no epoch was better than the untrained network, so that is the model that was kept")
         if self.folder is not None:
             lines.append(f"model in {self.folder / 'best'}")
         lines += self.warnings

@@ -8,7 +8,7 @@ from firstpage.data.augment import Augment
 from firstpage.models.backbones import freeze_batch_norm
 from firstpage.models.embedder import Embedder
 from firstpage.training.gradient_caching import backward
-from firstpage.training.seeding import draws
+from firstpage.training.seeding import seeded
 from support import steps
 
 
@@ -22,7 +22,11 @@ def cached(name, rows, chunk):
         return network(images[place])
 
     value = backward(
-        network, embed, lambda levels: steps.total(criteria, levels, labels, image_ids=ids), rows, chunk
+        network,
+        embed,
+        lambda levels: steps.total(criteria, levels, labels, image_ids=ids),
+        [slice(0, rows)],
+        chunk,
     )
     assert max(seen) <= chunk
     return value, steps.gradients(network, criteria)
@@ -42,7 +46,7 @@ def test_gradients_are_added_to_those_that_are_there():
             network,
             lambda at: network(images[at]),
             lambda levels: steps.total(criteria, levels, labels),
-            8,
+            [slice(0, 8)],
             3,
         )
     twice = steps.gradients(network)
@@ -59,7 +63,7 @@ def test_dropout_is_replayed():
     network, criteria = steps.made("ep", dropout=0.5)
     parts = []
     for place in places:
-        with draws(steps.CPU, "dropout", 7, place.start):
+        with seeded(steps.CPU, "dropout", 7, 0, place.start):
             parts.append(network(images[place]))
     loss = steps.total(criteria, [torch.cat(level) for level in zip(*parts, strict=True)], labels)
     loss.backward()
@@ -77,7 +81,7 @@ def test_dropout_is_replayed():
         network,
         embed,
         lambda levels: steps.total(criteria, levels, labels),
-        11,
+        [slice(0, 11)],
         4,
         key=("dropout", 7),
     )
@@ -91,7 +95,7 @@ def test_draws_leave_the_state_alone_and_depend_on_the_key():
     before = torch.get_rng_state()
     drawn = []
     for key in (("loss", 1, 2), ("loss", 1, 2), ("loss", 1, 3), ("loss", 12)):
-        with draws(steps.CPU, *key):
+        with seeded(steps.CPU, *key):
             drawn.append(torch.rand(3))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn[0], drawn[1])
@@ -126,7 +130,11 @@ def test_an_embedder_of_pixels():
             return model.raw(images.double())
 
         value = backward(
-            model, embed, lambda levels, c=criteria: steps.total(c, levels, labels), len(pixels), chunk
+            model,
+            embed,
+            lambda levels, c=criteria: steps.total(c, levels, labels),
+            [slice(0, len(pixels))],
+            chunk,
         )
         found.append((value, steps.gradients(model, criteria)))
     assert found[0][1]["0.backbone.conv.weight"].abs().max() > 0
@@ -145,7 +153,9 @@ def test_autocast():
             with torch.autocast("cpu", torch.bfloat16):
                 return network(images[place].float())
 
-        value = backward(network, embed, lambda levels, c=criteria: steps.total(c, levels, labels), 12, chunk)
+        value = backward(
+            network, embed, lambda levels, c=criteria: steps.total(c, levels, labels), [slice(0, 12)], chunk
+        )
         found.append((value, steps.gradients(network)))
     assert found[0][1]["0.heads.0.weight"].abs().max() > 0
     torch.testing.assert_close(found[1][0], found[0][0])
@@ -163,7 +173,7 @@ def test_a_compiled_network():
             network,
             lambda at, compiled=compiled: compiled(images[at]),
             lambda levels, c=criteria: steps.total(c, levels, labels),
-            12,
+            [slice(0, 12)],
             chunk,
         )
         found.append((value, steps.gradients(network)))
@@ -176,7 +186,11 @@ def test_batch_norms_count_every_image_once(compiled):
     network, criteria = steps.made("topk", batch_norm=True)
     through = torch.compile(network, backend="aot_eager") if compiled else network
     backward(
-        network, lambda at: through(images[at]), lambda levels: steps.total(criteria, levels, labels), 12, 4
+        network,
+        lambda at: through(images[at]),
+        lambda levels: steps.total(criteria, levels, labels),
+        [slice(0, 12)],
+        4,
     )
     other, _ = steps.made("topk", batch_norm=True)
     for place in (slice(0, 4), slice(4, 8), slice(8, 12)):
@@ -197,7 +211,7 @@ def test_frozen_batch_norms_are_exact():
             network,
             lambda at, network=network: network(images[at]),
             lambda levels, c=criteria: steps.total(c, levels, labels),
-            11,
+            [slice(0, 11)],
             chunk,
         )
         found.append((value, steps.gradients(network)))
@@ -208,7 +222,11 @@ def test_a_level_the_loss_does_not_use_gets_no_push():
     images, labels, _ = steps.batch(8)
     network, criteria = steps.made("topk")
     backward(
-        network, lambda at: network(images[at]), lambda levels: criteria[0](levels[0], labels), 8, chunk=3
+        network,
+        lambda at: network(images[at]),
+        lambda levels: criteria[0](levels[0], labels),
+        [slice(0, 8)],
+        chunk=3,
     )
     assert network.heads[0].weight.grad.abs().max() > 0
     assert not network.heads[1].weight.grad.any()
@@ -216,4 +234,4 @@ def test_a_level_the_loss_does_not_use_gets_no_push():
 
 def test_a_negative_chunk_is_refused():
     with pytest.raises(ValueError, match=r"batch\.chunk=-1: must not be negative; 0 embeds the whole batch"):
-        backward(nn.Linear(2, 2), lambda at: (), lambda levels: torch.zeros(()), 4, -1)
+        backward(nn.Linear(2, 2), lambda at: (), lambda levels: torch.zeros(()), [slice(0, 4)], -1)

@@ -1,0 +1,57 @@
+"""The training images, as the network sees them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from firstpage.data.augment import Augment
+from firstpage.data.catalog import Catalog
+from firstpage.data.store import carried
+from firstpage.models.embedder import Pixels
+
+__all__ = ["TrainBatches"]
+
+
+class TrainBatches:
+    """Augmented training images with their labels, by the rows of a sampler.
+
+    Args:
+        catalog: The data set.
+        rows: Which rows of the catalog are trained on.
+        labels: [rows] Their classes, numbered from 0 without gaps.
+        pixels: The stored pixels of the catalog.
+        augment: Turns stored pixels into network input.
+        seed: Seed of the augmentation.
+        device: Where batches go.
+
+    >>> TrainBatches.__name__
+    'TrainBatches'
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        rows: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        pixels: Pixels,
+        augment: Augment,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.catalog, self.rows = catalog, rows
+        self.labels = torch.from_numpy(labels).to(device)
+        self.image_ids = torch.from_numpy(rows).to(device)
+        self._pixels, self._augment, self._seed, self._device = pixels, augment, seed, device
+
+    def images(self, rows: list[int], step: int, part: slice) -> Tensor:
+        """Return the network input [B, 3, H, W] of a part of a batch's rows in a step."""
+        pixels = self._pixels.batch(self.rows[rows[part]], self._device)
+        return self._augment(pixels, seed=self._seed, step=step, first=part.start)
+
+    def targets(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the labels and the image ids (rows of the catalog) of some rows."""
+        batch = carried(torch.tensor(rows), self._device)
+        return self.labels[batch], self.image_ids[batch]

@@ -1,0 +1,73 @@
+"""Logs how a run is doing, without making the host wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from firstpage.runs.folder import RunFolder
+from firstpage.training.display import Display
+from firstpage.training.health import CollapseDetector, DeferredMetrics
+from firstpage.training.nonfinite import NonFiniteGuard
+from firstpage.training.timer import StepTimer
+
+__all__ = ["LOG_EVERY", "Monitor"]
+
+LOG_EVERY = 20  # steps
+
+
+class Monitor:
+    """Writes the metrics of every `LOG_EVERY`th step to the log and the display, and warns of a collapse.
+
+    The device computes them; the host reads them one step later, when it has given the device more work.
+
+    Args:
+        run: The run folder, for its log.
+        display: What the user sees.
+        guard: Its status is read together with the metrics.
+        detector: Is updated with the metrics.
+        timer: Knows the throughput.
+        steps: Number of steps of the run.
+
+    >>> Monitor.is_due(19), Monitor.is_due(20)
+    (False, True)
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        display: Display,
+        guard: NonFiniteGuard,
+        detector: CollapseDetector,
+        timer: StepTimer,
+        steps: int,
+    ) -> None:
+        self._run, self._display, self._guard = run, display, guard
+        self._detector, self._timer, self._steps = detector, timer, steps
+        self._pending: list[tuple[int, int, float, DeferredMetrics]] = []
+
+    @staticmethod
+    def is_due(step: int, last: int | None = None) -> bool:
+        """Return whether a step is logged: every `LOG_EVERY`th one, and the last."""
+        return step % LOG_EVERY == 0 or step == last
+
+    def add(self, step: int, epoch: int, lr: float, metrics: Mapping[str, Tensor]) -> None:
+        """Take the metrics of a step, on the device."""
+        deferred = DeferredMetrics({**metrics, "status": self._guard.status})
+        self._pending.append((step, epoch, lr, deferred))
+        if self._guard.eager:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log what was taken, and stop the run if a step was not finite."""
+        while self._pending:
+            step, epoch, lr, deferred = self._pending.pop()
+            metrics = deferred.values()
+            self._guard.check(metrics.pop("status"))
+            self._run.log(step=step, epoch=epoch, lr=lr, **metrics)
+            self._display.update(step, metrics["loss"], self._timer.images_per_second())
+            warning = self._detector.update(step, metrics, last=step == self._steps)
+            if warning:
+                self._run.log(step=step, warning=warning)
+                self._display.print(warning)

@@ -1,0 +1,154 @@
+"""Everything a run needs besides its model, made from a recipe that has been found to fit the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from firstpage._plugins import import_object
+from firstpage.data.augment import Augment
+from firstpage.data.catalog import Catalog
+from firstpage.data.sampler import GroupSampler
+from firstpage.data.splits import DataSplit, split_catalog
+from firstpage.errors import UserError
+from firstpage.models.embedder import Embedder
+from firstpage.recipes.recipe import Recipe
+from firstpage.recipes.settings import BatchSettings
+from firstpage.training.criteria import make_criteria
+from firstpage.training.memory import Memory, check_memory
+from firstpage.training.seeding import seeded
+
+__all__ = ["BatchSampler", "TrainSetup", "prepare"]
+
+
+class BatchSampler(Protocol):
+    """What the loop asks of a sampler; `GroupSampler` is one, and `batch.sampler` may name another.
+
+    Iterating yields the global batches of one epoch as lists of rows, and continues in the middle of an epoch
+    after `load_state_dict`. All ranks make the same sampler and get the same batches.
+
+    A class of your own is created as
+    `MySampler(labels, batch_size, images_per_class, oversample=..., seed=...)`.
+    """
+
+    epoch: int  # finished so far
+
+    def __iter__(self) -> Iterator[list[int]]: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what it takes to continue."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TrainSetup:
+    """The data split, batches, augmentation and losses of a run.
+
+    Attributes:
+        split: The rows of the catalog to train on, to select by and to test on.
+        labels: [train] Classes of the training rows, numbered without gaps, for proxies and β.
+        sampler: Plans the global batches.
+        augment: Turns stored pixels into network input.
+        criteria: The loss of each level.
+        memories: The cross-batch memory of each level, or none.
+
+    >>> list(TrainSetup.__annotations__)
+    ['split', 'labels', 'sampler', 'augment', 'criteria', 'memories']
+    """
+
+    split: DataSplit
+    labels: NDArray[np.int64]
+    sampler: BatchSampler
+    augment: Augment
+    criteria: nn.ModuleList
+    memories: list[Memory]
+
+
+def prepare(
+    recipe: Recipe,
+    catalog: Catalog,
+    readable: NDArray[np.bool_] | None,
+    model: Embedder,
+    *,
+    world: int = 1,
+    loss: nn.Module | None = None,
+) -> TrainSetup:
+    """Prepare a run on the device of its model.
+
+    Args:
+        recipe: The recipe of the run.
+        catalog: The data set.
+        readable: [N] Which of its images can be decoded. None takes all, to find errors before decoding.
+        model: The model to train.
+        world: Number of processes that share a batch.
+        loss: A loss object to use instead of the recipe's.
+
+    Raises:
+        UserError: The recipe does not fit the data.
+
+    >>> from pathlib import Path
+    >>> letters = list("abcdefghijklmnopqrst")
+    >>> catalog = Catalog("x", Path(), letters, np.arange(20) // 2, letters[:10], {})
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> prepare(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
+    array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7])
+    """
+    if recipe.batch.size < world:
+        raise UserError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
+    if recipe.train.sync_batch_norm and recipe.batch.chunk:
+        raise UserError(
+            "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "
+            "use only one of the two"
+        )
+    seed = recipe.train.seed
+    split = split_catalog(
+        catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train
+    )
+    for test in (split.validation, split.test):
+        if test is not None:
+            test.check(catalog.labels)
+    names, labels = np.unique(catalog.labels[split.train], return_inverse=True)
+    settings = recipe.augment
+    augment = Augment(
+        model.preprocess.size,
+        settings.crop,  # type: ignore[arg-type]
+        settings.scale,
+        settings.ratio,
+        settings.flip,
+        settings.jitter,
+        model.backbone.mean,
+        model.backbone.std,
+        fused=recipe.train.compile,
+    )
+    with seeded(model.device, "plan", seed):  # proxies start with the same values however often it is called
+        criteria = make_criteria(recipe.loss, model, len(names), len(catalog), loss).to(model.device)
+    memories = []
+    for part in criteria if recipe.memory.size else ():
+        check_memory(part, recipe.memory.size, len(split.train))
+        memory = Memory(recipe.memory.size, model.level_dim, recipe.memory.start)
+        memories.append(memory.to(model.device))
+    return TrainSetup(split, labels, _make_sampler(recipe.batch, labels, seed), augment, criteria, memories)
+
+
+def _make_sampler(settings: BatchSettings, labels: NDArray[np.int64], seed: int) -> BatchSampler:
+    if settings.sampler == "group":
+        kind: Any = GroupSampler
+    elif ":" in settings.sampler:
+        kind = import_object(settings.sampler, "batch.sampler")
+    else:
+        raise UserError(
+            f"batch.sampler={settings.sampler!r}: use 'group', or your own class as 'package.module:Class'"
+        )
+    sampler: BatchSampler = kind(
+        labels, settings.size, settings.images_per_class, oversample=settings.oversample, seed=seed
+    )
+    return sampler

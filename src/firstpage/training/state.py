@@ -1,0 +1,85 @@
+"""Everything a killed run needs to continue: the contents of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from firstpage.models.embedder import Embedder
+
+__all__ = ["Stateful", "TrainState"]
+
+
+class Stateful(Protocol):
+    """Anything with a state, as torch's modules and optimizers have it."""
+
+    def state_dict(self) -> Any:  # noqa: ANN401
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:  # noqa: ANN401
+        """Restore the state."""
+        ...
+
+
+class TrainState:
+    """How far a run has come, its best model so far, and the state of all its parts.
+
+    `state_dict` is what a checkpoint holds.
+
+    Args:
+        parts: By name: the model, the losses, the optimizer, the sampler and whatever else changes.
+
+    Attributes:
+        step: Number of finished steps.
+        best: Metrics of the best evaluation.
+        best_epoch: Its epoch; 0 is the untrained model.
+        best_weights: The model at that evaluation.
+        history: The metrics of every evaluation.
+        stale: Number of evaluations since the best.
+
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> state = TrainState({"model": model})
+    >>> state.add_evaluation(1, {"P@1": 40.0}, model), state.add_evaluation(2, {"P@1": 30.0}, model)
+    (True, False)
+    >>> resumed = TrainState({"model": model})
+    >>> resumed.load_state_dict(state.state_dict())
+    >>> resumed.best_epoch, resumed.stale, len(resumed.history)
+    (1, 1, 2)
+    """
+
+    def __init__(self, parts: Mapping[str, Stateful]) -> None:
+        self.parts = parts
+        self.step = self.stale = self.best_epoch = 0
+        self.best: dict[str, float] = {}
+        self.best_weights: dict[str, Tensor] = {}
+        self.history: list[dict[str, float]] = []
+
+    def add_evaluation(self, epoch: int, metrics: dict[str, float], model: Embedder) -> bool:
+        """Add the metrics of an evaluation, and return whether it is the best so far."""
+        self.history.append({"epoch": epoch} | metrics)
+        if self.best and metrics["P@1"] <= self.best["P@1"]:
+            self.stale += 1
+            return False
+        self.best, self.best_epoch, self.stale = metrics, epoch, 0
+        self.best_weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything a checkpoint holds."""
+        own = {name: value for name, value in vars(self).items() if name != "parts"}
+        return own | {"parts": {name: part.state_dict() for name, part in self.parts.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint, also from one of another device."""
+        for name, part in self.parts.items():
+            saved = state["parts"][name]
+            if isinstance(part, torch.optim.Optimizer):
+                for own, group in zip(part.param_groups, saved["param_groups"], strict=True):
+                    group["fused"] = own["fused"]  # which depends on the device
+            part.load_state_dict(saved)
+        for name in vars(self).keys() - {"parts"}:
+            setattr(self, name, state[name])

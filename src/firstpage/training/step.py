@@ -1,0 +1,143 @@
+"""One training step: a batch in, its loss and gradients out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from firstpage.losses.base import Loss
+from firstpage.models.embedder import Embedder
+from firstpage.pairs import Pairs
+from firstpage.recipes.recipe import Recipe
+from firstpage.training.compiling import compile_network
+from firstpage.training.gradient_caching import Levels, backward
+from firstpage.training.health import step_health
+from firstpage.training.memory import Memory
+from firstpage.training.ranks import Ranks
+from firstpage.training.seeding import seeded
+
+__all__ = ["TrainStep"]
+
+
+class TrainStep:
+    """Computes the loss of a batch and its gradients: for `fit`, for `reproduce` and for health metrics.
+
+    Every rank embeds its share of the global batch, in chunks if asked for; the embeddings are gathered, and
+    the loss of the whole batch is computed on every rank. All random numbers are functions of the seed and
+    the step, so a step can be repeated exactly.
+
+    Args:
+        recipe: The recipe of the run.
+        model: The model to train.
+        criteria: The loss of each level.
+        memories: The cross-batch memory of each level, or none.
+        half: Run the network in bfloat16.
+        ranks: The processes that share a batch.
+
+    Attributes:
+        levels: The embeddings [B, D] of the last global batch, one tensor for each level.
+        parameters: Those of the model.
+
+    >>> model = Embedder.create(backbone="small", dim=4, stored=32, crop=32)
+    >>> from firstpage.losses import NCA
+    >>> step = TrainStep(Recipe(), model, nn.ModuleList([NCA()]))
+    >>> images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) // 2
+    >>> loss = step(lambda rows: images[rows], labels, torch.arange(8), index=0)
+    >>> loss.ndim, step.levels[0].shape, model.backbone.conv.weight.grad is None
+    (0, torch.Size([8, 4]), False)
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Embedder,
+        criteria: nn.ModuleList,
+        memories: Sequence[Memory] = (),
+        *,
+        half: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.recipe, self.model, self.criteria, self.memories = recipe, model, criteria, memories
+        self.half, self.ranks = half, Ranks() if ranks is None else ranks
+        self.levels: list[Tensor] = []
+        self.parameters = list(model.parameters())  # listed once: a network of many parts is slow to walk
+        compiled = recipe.train.compile
+        whole = recipe.batch.chunk == 0
+        self._network = compile_network(model.raw, model.device, cuda_graphs=whole) if compiled else model.raw
+        self._criteria = [torch.compile(part) if compiled else part for part in criteria]
+
+    def __call__(
+        self,
+        images: Callable[[slice], Tensor],
+        labels: Tensor,
+        ids: Tensor,
+        index: int,
+        *,
+        shares: Sequence[slice] | None = None,
+        check: Callable[..., None] | None = None,
+    ) -> Tensor:
+        """Add the gradients of a batch to the parameters of model and losses, and return its loss, detached.
+
+        Args:
+            images: Returns the network input of a slice of the global batch.
+            labels: [B] The classes of the global batch.
+            ids: [B] Its images, as rows of the catalog.
+            index: Number of steps before this one.
+            shares: The slices to embed here. Defaults to this rank's share.
+            check: Called with the gathered embeddings before the loss is computed.
+        """
+        device, seed = self.model.device, self.recipe.train.seed
+
+        def embed(rows: slice) -> Levels:
+            batch = images(rows)
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.half):
+                return self._network(batch)
+
+        def loss(levels: Levels) -> Tensor:
+            together = shares is not None  # then all rows are here
+            self.levels = [level if together else self.ranks.gather(level, len(ids)) for level in levels]
+            if check is not None:
+                check(*self.levels)
+            with seeded(device, "loss", seed, index):  # the same random numbers on all ranks
+                return self._loss(labels, ids)
+
+        value = backward(
+            self.model,
+            embed,
+            loss,
+            [self.ranks.share(len(ids))] if shares is None else shares,
+            self.recipe.batch.chunk,
+            key=("dropout", seed, index),
+        )
+        self.ranks.add_gradients(self.parameters, self.criteria.parameters())
+        return value
+
+    def _loss(self, labels: Tensor, ids: Tensor) -> Tensor:
+        """Return the sum of the losses of all levels."""
+        terms = []
+        for number, (criterion, level) in enumerate(zip(self._criteria, self.levels, strict=True)):
+            own = isinstance(self.criteria[number], Loss)  # others know embeddings and labels only
+            terms.append(criterion(level, labels, **(self._candidates(number, labels, ids) if own else {})))
+        return torch.stack(terms).sum()
+
+    def _candidates(self, number: int, labels: Tensor, ids: Tensor) -> dict[str, Tensor]:
+        """Return what the loss of a level compares its batch with: the batch itself, and its memory."""
+        if not self.memories:
+            return {"image_ids": ids}
+        return self.memories[number].candidates(self.levels[number], labels, ids)
+
+    def health(self, labels: Tensor, ids: Tensor, index: int) -> dict[str, Tensor]:
+        """Return the health metrics of the last level in the last step, on its device; see `step_health`."""
+        self.levels = [level.detach() for level in self.levels]
+        last = len(self.levels) - 1
+        pairs = Pairs.of(self.levels[last], labels, **self._candidates(last, labels, ids))
+        with seeded(self.model.device, "loss", self.recipe.train.seed, index):  # as the step drew them
+            return step_health(cast(Loss, self.criteria[last]), pairs)
+
+    def remember(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
+        """Push the last batch into the memories, unless a flag on the device is set."""
+        for memory, level in zip(self.memories, self.levels, strict=False):
+            memory.push(level, labels, ids, unless=unless)
