@@ -71,7 +71,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
     ...     load(backbones.create("small"), file, "small")
     """
     public = os.fspath(weights) == "imagenet"
-    state = read(fetch(name, fits=backbone.published) if public else weights)
+    state = read(fetch(name, fits=backbone.fits_torchvision) if public else weights)
     entries = backbone.adapt(state)
     misfits = _misfits(backbone, entries)
     if misfits:

@@ -23,7 +23,7 @@ from firstpage.recipes.settings import (
     TrainSettings,
 )
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "build_settings"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Recipe:
         Traceback (most recent call last):
         firstpage.errors.UserError: optimizer.learning_rat: no such setting; it has name, lr, head, ...
         """
-        built: Self = _build(cls, table, "")
+        built: Self = build_settings(cls, table, "")
         return built
 
     @classmethod
@@ -113,7 +113,21 @@ class Recipe:
         return "\n".join(lines)
 
 
-def _build(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN401
+def build_settings(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN401
+    """Create the dataclass `kind` from a table, and check its keys and the types of its values.
+
+    Args:
+        kind: A dataclass of settings; its fields may be such dataclasses themselves.
+        table: Values by key. Keys that are not in it keep their defaults.
+        place: Prefix of the keys in messages, such as `model.`.
+
+    Raises:
+        UserError: A key is unknown, a value has the wrong type, or the dataclass refuses it.
+
+    >>> build_settings(ModelSettings, {"dim": "64"}, "model.")
+    Traceback (most recent call last):
+    firstpage.errors.UserError: model.dim='64': must be a whole number
+    """
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]
     given = {}
@@ -124,7 +138,7 @@ def _build(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"{where}={value!r}: is a table of settings, [{where}]")
-            given[key] = _build(hints[key], value, f"{where}.")
+            given[key] = build_settings(hints[key], value, f"{where}.")
         else:
             given[key] = _fitting(value, hints[key], where)
     try:

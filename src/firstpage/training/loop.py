@@ -15,7 +15,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
 from firstpage.data.store import PixelStore, carried
 from firstpage.losses.base import Loss
-from firstpage.models.device import choose
+from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.pairs import Pairs
 from firstpage.recipes.recipe import Recipe
@@ -77,7 +77,7 @@ def fit(
     >>> fit(recipe, read("glyphs")).test["P@1"] > 5  # doctest: +SKIP
     True
     """
-    place = choose(device)
+    place = resolve_device(device)
     current = torch.cuda.device(place) if place.type == "cuda" and place.index is not None else nullcontext()
     with current, started(place) as ranks, Run(folder if ranks.first else None) as run:
         return _fit(recipe, catalog, run, place, pixels, cache, progress and ranks.first, ranks)
