@@ -114,15 +114,12 @@ class Recipe:
 
 
 def build_settings(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN401
-    """Create the dataclass `kind` from a table, and check its keys and the types of its values.
+    """Create the dataclass `kind` from a table, after checking its keys and the types of its values.
 
     Args:
         kind: A dataclass of settings; its fields may be such dataclasses themselves.
         table: Values by key. Keys that are not in it keep their defaults.
         place: Prefix of the keys in messages, such as `model.`.
-
-    Raises:
-        UserError: A key is unknown, a value has the wrong type, or the dataclass refuses it.
 
     >>> build_settings(ModelSettings, {"dim": "64"}, "model.")
     Traceback (most recent call last):

@@ -220,7 +220,7 @@ class Ranks:
             if rows is not None:
                 vectors = self.embed(model, pixels, rows, half)
                 sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
-        return self.told(evaluate(*sides, shared=self.world > 1).row())
+        return self.told(evaluate(*sides, shared=self.world > 1).metrics())
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class Backbone(nn.Module, ABC):
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     fits_torchvision: bool = True
-    ignored_prefixes: ClassVar[tuple[str, ...]] = ()
+    ignored_prefixes: tuple[str, ...] = ()
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__()

@@ -50,6 +50,8 @@ class TimmBackbone(Backbone):
         own = tuple(settings["mean"]), tuple(settings["std"])
         same = own == (IMAGENET_MEAN, IMAGENET_STD)
         self.renormalize: nn.Module = nn.Identity() if same else Renormalize(*own)
+        heads = settings.get("classifier") or ()
+        self.ignored_prefixes = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
         # Only transformers have this attribute.
         self.has_tokens = hasattr(network, "num_prefix_tokens")
         high = int(network.num_features)
@@ -89,10 +91,7 @@ class TimmBackbone(Backbone):
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert the keys of one of timm's weights files to this network's."""
-        classifier = self.network.pretrained_cfg.get("classifier") or ()
-        heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-        ignored = tuple(f"{head}." for head in heads)
-        return {f"network.{key}": value for key, value in state.items() if not key.startswith(ignored)}
+        return {f"network.{key}": value for key, value in super().adapt(state).items()}
 
     def _channels_first(self, features: Tensor) -> Tensor:
         # forward_features of the Swin family returns the channels last.
