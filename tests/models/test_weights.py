@@ -404,6 +404,9 @@ def test_timm_errors():
     ) as error:
         create("timm:vit_tiny", weights="imagenet")
     assert message(error)
+    for key in ("pretrained", "checkpoint_path", "num_classes"):
+        with pytest.raises(ValueError, match=f"'timm:vit_tiny': option '{key}' is not allowed"):
+            create("timm:vit_tiny", **{key: 1})
     with pytest.raises(ValueError, match="checkpointing=True: timm's vit_tiny does not support it"):
         create("timm:vit_tiny", checkpointing=True)
 

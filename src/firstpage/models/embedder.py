@@ -246,7 +246,7 @@ class Embedder(nn.Module):
 
         Args:
             folder: Folder of a saved embedder, or of a run.
-            device: Where to put the weights.
+            device: Device for the weights.
 
         Raises:
             FileNotFoundError: There is no such folder, or it holds no saved embedder.

@@ -112,7 +112,7 @@ def create(
     if name.startswith("timm:"):
         pretrained = weights is not None and os.fspath(weights) == "imagenet"
         backbone: Backbone = create_timm_backbone(
-            name.removeprefix("timm:"), pretrained=pretrained, checkpointing=checkpointing, **options
+            name.removeprefix("timm:"), options, pretrained=pretrained, checkpointing=checkpointing
         )
         weights = None if pretrained else weights
     else:
@@ -148,10 +148,10 @@ def _find(
 
 def _import_class(name: str) -> type[Backbone]:
     """The subclass of `Backbone` that `package.module:Class` names."""
-    found = import_object(name, "model.backbone")
-    if not isinstance(found, type) or not issubclass(found, Backbone) or inspect.isabstract(found):
+    imported = import_object(name, "model.backbone")
+    if not isinstance(imported, type) or not issubclass(imported, Backbone) or inspect.isabstract(imported):
         raise UserError(
             f"model.backbone={name!r}: not a backbone; write a subclass of "
             "firstpage.models.backbones.Backbone that sets widths and implements stages"
         )
-    return found
+    return imported

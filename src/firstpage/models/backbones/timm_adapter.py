@@ -100,22 +100,22 @@ class TimmBackbone(Backbone):
 
 
 def create_timm_backbone(
-    name: str, *, pretrained: bool = False, checkpointing: bool = False, **options: object
+    name: str, options: Mapping[str, object], *, pretrained: bool = False, checkpointing: bool = False
 ) -> TimmBackbone:
     """Create the network that timm calls `name`.
 
     Args:
         name: Name with or without a tag: `convnext_tiny`, `convnext_tiny.fb_in22k`.
+        options: Further arguments of `timm.create_model`, such as `{"img_size": 224}`.
         pretrained: Whether timm downloads its weights.
         checkpointing: See `Backbone`.
-        **options: Passed to `timm.create_model`, such as `img_size=224`.
 
     Raises:
         UserError: timm is not installed or cannot be imported, it has no such network or option, or its
             weights cannot be downloaded.
 
     >>> try:
-    ...     create_timm_backbone("no_such_network")
+    ...     create_timm_backbone("no_such_network", {})
     ... except ValueError as error:  # the rest of the message depends on whether timm is installed
     ...     print(str(error)[:31])
     backbone 'timm:no_such_network'
