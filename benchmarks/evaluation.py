@@ -77,13 +77,13 @@ def main() -> None:
     before = peak(device) if device.type == "cpu" else torch.cuda.memory_allocated()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    whole = seconds(lambda: print(evaluate(*asked, *searched).row()), device)
+    whole = seconds(lambda: print(evaluate(*asked, *searched).metrics()), device)
     print(f"evaluate {whole:8.2f} s, {(peak(device) - before) / 2**30:.2f} GiB more; ", end="")
     print(f"{peak(device) / 2**30:.2f} GiB in all")
     search = seconds(lambda: bare(asked[0], vectors, max(1, 2**26 // options.gallery)), device)
     print(f"bare     {search:8.2f} s; ratio {whole / search:.2f}")
     if options.cluster:
-        took = seconds(lambda: print(cluster(vectors, labels).row()), device)
+        took = seconds(lambda: print(cluster(vectors, labels).metrics()), device)
         print(f"cluster  {took:8.2f} s into {options.classes:,}")
 
 

@@ -229,12 +229,12 @@ def _export(
     out: Annotated[Path, typer.Argument(help="The .onnx file to write.")],
 ) -> None:
     """Export an embedder to ONNX."""
-    from firstpage.models import Embedder, export
-    from firstpage.models.export import input_words
+    from firstpage.models import Embedder, export_onnx
+    from firstpage.models.onnx_export import describe_input
 
     embedder = Embedder.load(model)
-    typer.echo(f"wrote {export(embedder, out)}")
-    typer.echo(input_words(embedder))
+    typer.echo(f"wrote {export_onnx(embedder, out)}")
+    typer.echo(describe_input(embedder))
 
 
 def _show_warnings() -> Callable[..., None]:

@@ -185,8 +185,8 @@ def test_faiss_that_is_not_there_is_named(monkeypatch):
 def test_arrays_are_clustered_as_tensors_are():
     points, labels = torch.randn(20, 4), torch.arange(20) % 3
     found = cluster(points.numpy(), labels.numpy())
-    assert found.row() == cluster(points, labels).row()
-    assert agreement(found.assignment.numpy(), labels.tolist()) == found.row()
+    assert found.metrics() == cluster(points, labels).metrics()
+    assert agreement(found.assignment.numpy(), labels.tolist()) == found.metrics()
     with pytest.raises(ValueError, match="assignment: got str"):
         agreement("ab", labels)
 

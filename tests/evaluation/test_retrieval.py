@@ -87,7 +87,7 @@ def test_everything_equals_loops(ties, way, search, block, results):
     assert torch.equal(found.labels, labels[found.rows])
     for name, values in found.per_query.items():
         assert values.tolist() == pytest.approx([row[name] for row in expected.values()], abs=1e-9), name
-        assert found.row()[name] == pytest.approx(values.mean().item(), abs=1e-9)
+        assert found.metrics()[name] == pytest.approx(values.mean().item(), abs=1e-9)
     precision = torch.tensor([row["precision"] for row in expected.values()]).mean(0)
     torch.testing.assert_close(found.pr_curve[1].float(), precision)
     rates = [
@@ -180,7 +180,7 @@ def test_pytorch_metric_learning_agrees(birds):
         knn_func=_cosine,
         device=torch.device("cpu"),
     ).get_accuracy(points, labels)
-    row = evaluate(points, labels).row()
+    row = evaluate(points, labels).metrics()
     ours = {
         "precision_at_1": row["P@1"],
         "r_precision": row["P@R"],
@@ -205,7 +205,8 @@ def test_the_copy_of_a_query_is_a_result_and_the_query_is_not():
     assert found.first[:, 0].tolist() == [1, 0, 3, 2]
     assert found.precision[1] == 0
     assert (
-        evaluate(points, torch.tensor([0, 1, 0, 1]), points, torch.tensor([0, 1, 0, 1])).row() == found.row()
+        evaluate(points, torch.tensor([0, 1, 0, 1]), points, torch.tensor([0, 1, 0, 1])).metrics()
+        == found.metrics()
     )
 
 
@@ -251,7 +252,7 @@ def test_intervals(birds):
     # whole classes: as many independent parts as there are classes
     sums = torch.zeros(12, dtype=torch.float64).index_add(0, found.labels, found.per_query["mAP"])
     counts = torch.bincount(found.labels)
-    spread = (sums - found.row()["mAP"] * counts).square().sum().sqrt() / counts.sum()
+    spread = (sums - found.metrics()["mAP"] * counts).square().sum().sqrt() / counts.sum()
     low, high = found.interval("mAP", over="classes", samples=4000)
     assert high - low == pytest.approx(2 * 1.96 * spread.item(), rel=0.15)
 
@@ -277,14 +278,16 @@ def test_by_class_and_confusions(birds):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(birds, dtype):
     points, labels = birds[0].to(dtype), birds[1]
-    assert evaluate(points, labels).row() == pytest.approx(evaluate(points.double(), labels).row(), abs=0.05)
+    assert evaluate(points, labels).metrics() == pytest.approx(
+        evaluate(points.double(), labels).metrics(), abs=0.05
+    )
 
 
 def test_lengths_do_not_matter(birds):
     points, labels = birds
     lengths = torch.logspace(-30, 30, len(labels))[:, None]
-    expected = evaluate(points.double(), labels).row()
-    assert evaluate(points * lengths, labels).row() == pytest.approx(expected, abs=0.05)
+    expected = evaluate(points.double(), labels).metrics()
+    assert evaluate(points * lengths, labels).metrics() == pytest.approx(expected, abs=0.05)
 
 
 two = torch.tensor([0, 0, 1])
@@ -292,13 +295,15 @@ two = torch.tensor([0, 0, 1])
 
 def test_arrays_and_lists_are_measured_as_tensors_are():
     points, labels = torch.randn(30, 5), torch.arange(30) % 4
-    expected = evaluate(points, labels).row()
+    expected = evaluate(points, labels).metrics()
     array = points.numpy()
-    assert evaluate(array, labels.numpy()).row() == expected
-    assert evaluate(array, labels.numpy(), array, labels.numpy()).row() == expected  # each leaves itself out
-    assert evaluate(points.tolist(), labels.tolist()).row() == expected
-    apart = evaluate(points[:9], labels[:9], points[9:], labels[9:]).row()
-    assert evaluate(array[:9], labels[:9], array[9:], labels[9:].numpy()).row() == apart
+    assert evaluate(array, labels.numpy()).metrics() == expected
+    assert (
+        evaluate(array, labels.numpy(), array, labels.numpy()).metrics() == expected
+    )  # each leaves itself out
+    assert evaluate(points.tolist(), labels.tolist()).metrics() == expected
+    apart = evaluate(points[:9], labels[:9], points[9:], labels[9:]).metrics()
+    assert evaluate(array[:9], labels[:9], array[9:], labels[9:].numpy()).metrics() == apart
 
 
 @pytest.mark.parametrize(
@@ -306,7 +311,7 @@ def test_arrays_and_lists_are_measured_as_tensors_are():
     [
         ((torch.eye(3), torch.arange(3)), "labels: .*nothing to find"),
         ((torch.eye(3), np.array(["auk", "auk", "wren"])), "labels: got ndarray, not numbers"),
-        (("vectors.npz", two), "embeddings: got str, not numbers: give a tensor"),
+        (("vectors.npz", two), "embeddings: got str, not numbers; give a tensor"),
         ((None, two), "embeddings: got NoneType"),
         ((torch.eye(3), torch.zeros(3).long()), "labels: all 3 are of one class"),
         ((torch.eye(3), two, torch.eye(3), torch.zeros(3).long()), "gallery_labels: all 3 are of one class"),
@@ -356,7 +361,7 @@ def test_wrong_intervals_are_named(birds, call):
 def test_arrays_of_any_make():
     points = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     labels = np.arange(12) // 3
-    expected = evaluate(torch.from_numpy(points), torch.from_numpy(labels)).row()
+    expected = evaluate(torch.from_numpy(points), torch.from_numpy(labels)).metrics()
     fixed = points.copy()
     fixed.flags.writeable = False
     for given in (
@@ -366,4 +371,4 @@ def test_arrays_of_any_make():
         points.tolist(),
         list(torch.from_numpy(points)),
     ):
-        assert evaluate(given, labels[::-1][::-1]).row() == expected
+        assert evaluate(given, labels[::-1][::-1]).metrics() == expected

@@ -110,7 +110,7 @@ both = np.array([True, False, True, False])
         (torch.eye(2), VerificationPairs(zero[:0], zero[:0], one[:0], both[:0]), (0.1,), "0 of 0"),
         (torch.eye(2), VerificationPairs(np.arange(4), zero, one + 1, both), (0.1,), "rows 0 to 2"),
         (torch.eye(2), VerificationPairs(np.arange(4), zero, one, both), (1.5,), r"far=\(1.5,\)"),
-        (torch.eye(2), torch.arange(2), (0.1,), "pairs: got Tensor: give VerificationPairs"),
+        (torch.eye(2), torch.arange(2), (0.1,), "pairs: got Tensor; give VerificationPairs"),
         (torch.eye(2).long(), VerificationPairs(np.arange(4), zero, one, both), (0.1,), "need floats"),
         (torch.zeros(2, 0), VerificationPairs(np.arange(4), zero, one, both), (0.1,), "got shape"),
         (torch.zeros(2, 2), VerificationPairs(np.arange(4), zero, one, both), (0.1,), "row 0 is zero"),
@@ -125,4 +125,4 @@ def test_wrong_input_is_named(points, pairs, far, complaint):
 def test_arrays_are_verified_as_tensors_are():
     pairs = VerificationPairs(np.arange(4) % 2, zero, np.arange(4), np.arange(4) % 3 == 0)
     points = torch.randn(4, 3)
-    assert verify(points.numpy(), pairs).row() == verify(points, pairs).row()
+    assert verify(points.numpy(), pairs).metrics() == verify(points, pairs).metrics()

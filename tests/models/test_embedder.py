@@ -9,7 +9,7 @@ from PIL import Image
 
 from firstpage import cli
 from firstpage.data import Catalog, PixelStore
-from firstpage.models import Embedder, export
+from firstpage.models import Embedder, export_onnx
 from firstpage.models.pooling import Pooling
 
 
@@ -78,9 +78,9 @@ def test_what_is_no_image_is_named(tmp_path):
 
 def test_what_is_no_list_of_images_is_said(photos):
     for one in ("a.png", photos.path(0), Image.new("RGB", (40, 40))):
-        with pytest.raises(ValueError, match="is one image: give a list of them"):
+        with pytest.raises(ValueError, match="is one image; give a list of them"):
             small().embed(one, progress=False)
-    with pytest.raises(ValueError, match=r"got a Catalog: give a PixelStore of it, or \[catalog.path\(row\)"):
+    with pytest.raises(ValueError, match=r"got a Catalog; give a PixelStore of it, or \[catalog.path\(row\)"):
         small().embed(photos, progress=False)
 
 
@@ -106,7 +106,7 @@ def test_a_folder_without_a_model_is_told_for_what_it_is(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json and model\.safetensors are missing$"):
         Embedder.load(tmp_path)
     small().save(tmp_path / "fold-0" / "best")
-    with pytest.raises(FileNotFoundError, match=r"folds of a run: name one, such as .*fold-0$") as caught:
+    with pytest.raises(FileNotFoundError, match=r"folds of a run; name one, such as .*fold-0$") as caught:
         Embedder.load(tmp_path)
     assert Embedder.load(str(caught.value).split("such as ")[1]).dim == 8
 
@@ -168,7 +168,7 @@ def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
 def test_onnx_gives_the_same_vectors_for_any_batch(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = small(standardize=True)
-    path = export(model, tmp_path / "model.onnx")
+    path = export_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for count in (1, 5):
         images = torch.randn(count, 3, 32, 32)

@@ -22,7 +22,7 @@ from firstpage.models.backbones import (
     VisionTransformer,
     create,
     names,
-    through_timm,
+    timm_adapter,
 )
 from firstpage.models.backbones.vit import resample_positions
 from firstpage.models.embedder import Embedder
@@ -371,9 +371,9 @@ def timm(monkeypatch):
 
 @pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize("prefix", [0, 1, 5])
-def test_a_network_through_timm(tmp_path, prefix):
+def test_a_network_timm_adapter(tmp_path, prefix):
     network = create("timm:vit_tiny", prefix=prefix)
-    assert (network.size, network.widths) == (28, (8, 8, 8))
+    assert (network.input_size, network.widths) == (28, (8, 8, 8))
     batch = torch.randn(2, 3, 28, 28)
     stages = network.stages(batch)
     assert [features.shape for features in stages] == [(2, prefix + 4, 8)] * 3
@@ -404,7 +404,10 @@ def test_timm_errors():
     ) as error:
         create("timm:vit_tiny", weights="imagenet")
     assert message(error)
-    with pytest.raises(ValueError, match="checkpointing=True: timm's vit_tiny cannot"):
+    for key in ("pretrained", "checkpoint_path", "num_classes"):
+        with pytest.raises(ValueError, match=f"'timm:vit_tiny': option '{key}' is not allowed"):
+            create("timm:vit_tiny", **{key: 1})
+    with pytest.raises(ValueError, match="checkpointing=True: timm's vit_tiny does not support it"):
         create("timm:vit_tiny", checkpointing=True)
 
 
@@ -420,7 +423,7 @@ def test_with_a_timm_that_cannot_be_imported(monkeypatch):
     def broken(name):
         raise RuntimeError("operator torchvision::nms does not exist\nand a long story")
 
-    monkeypatch.setattr(through_timm, "import_module", broken)
+    monkeypatch.setattr(timm_adapter, "import_module", broken)
     with pytest.raises(
         ValueError, match=r"needs timm \(operator torchvision::nms does not exist\): pip"
     ) as error:
@@ -435,7 +438,7 @@ def test_networks_of_the_real_timm(name):
     # A torchvision built for another torch stops timm with a RuntimeError.
     pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
     network = create(f"timm:{name}", checkpointing=True).eval()
-    batch = torch.randn(1, 3, network.size, network.size)
+    batch = torch.randn(1, 3, network.input_size, network.input_size)
     with torch.no_grad():
         stages = network.stages(batch)
         torch.testing.assert_close(network(batch), stages[2])

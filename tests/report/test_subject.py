@@ -28,7 +28,7 @@ def test_a_run_finds_its_data_and_repeats_its_figures(runs):
     for name in ("one", "two"):
         subject = opened(runs / name, runs)
         about = json.loads((runs / name / "run.json").read_text())
-        found = measure(subject, clustering=False).retrieval.row()
+        found = measure(subject, clustering=False).retrieval.metrics()
         assert {key: found[key] for key in about["result"]["test"]} == about["result"]["test"]
         assert subject.own_data
         assert subject.name == name

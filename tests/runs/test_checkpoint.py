@@ -79,15 +79,13 @@ def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
     files = sorted((tmp_path / "checkpoint").iterdir())
     assert len(files) == 2
     files[1].write_bytes(files[1].read_bytes()[:-1])
-    with pytest.warns(
-        UserWarning, match=r"step-000000100.safetensors is damaged: resuming from"
-    ):
+    with pytest.warns(UserWarning, match=r"step-000000100.safetensors is damaged: resuming from"):
         assert checkpoints.load_newest() == {"step": 20}
     assert checkpoints.saved == 20
     files[0].write_bytes(b"")
     with pytest.warns(UserWarning, match="step-000000020"):
         assert checkpoints.load_newest() is None
-    checkpoints.clear()
+    checkpoints.remove_all()
     assert not list(tmp_path.iterdir())
 
 

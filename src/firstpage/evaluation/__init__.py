@@ -1,8 +1,9 @@
-"""Evaluation: how right the first page is, exactly, in bounded memory.
+"""Evaluation: exact metrics of embeddings, in bounded memory.
 
-- `evaluate`: retrieval: precision and recall of the first page, the whole ranking, curves and intervals.
-- `cluster`: k-means, and how its clusters agree with the classes; `agreement` for clusters of one's own.
-- `verify`: pairs told apart by a threshold, in folds.
+- `evaluate`: retrieval: precision and recall of the first page, metrics of the whole ranking, curves and
+  confidence intervals.
+- `cluster`: k-means, and how well its clusters agree with the classes; `agreement` for any other clusters.
+- `verify`: same or different pairs by a threshold on their similarity, cross-validated in folds.
 """
 
 from firstpage.evaluation.clustering import Clustering, cluster

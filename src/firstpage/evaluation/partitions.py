@@ -1,7 +1,7 @@
-"""How well a partition agrees with the classes: NMI, AMI and pairwise F1 (METHODS §8).
+"""Agreement of a partition with the classes: NMI, AMI and pairwise F1 (METHODS §8).
 
-All come from the contingency table, of which only the cells that hold an image are kept: a table of 11,316
-clusters × 11,316 classes has at most as many of those as there are images.
+All are computed from the contingency table, of which only the nonzero cells are stored: a table of 11,316
+clusters × 11,316 classes has at most as many of them as there are images.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.evaluation.vectors import Numbers, as_tensor
+from firstpage.evaluation.inputs import ArrayLike, as_tensor
 
 __all__ = ["agreement"]
 
-_CELLS = 2**22  # terms of the expected mutual information that exist at a time
+_CELLS = 2**22  # terms of the expected mutual information computed at a time
 
 
 @torch.no_grad()
-def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
-    """Percentages that say how well clusters and classes agree, by name.
+def agreement(assignment: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    """Return metrics of how well clusters and classes agree, by name, in percent.
 
     With I the mutual information of both partitions, H their entropies and E the expectation of I over random
     partitions of the same sizes:
@@ -30,14 +30,14 @@ def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
       the number of clusters (Vinh, Epps & Bailey, 2010); E is exact.
     - F1: 2 × pairs in one cluster and one class / (pairs in one cluster + pairs in one class).
 
-    Equal partitions agree fully, whatever they are; one part for all images has no information on any other.
+    Equal partitions always agree fully. A single cluster of all images has no information about the classes.
 
     Args:
-        assignment: [N] the cluster of each image, any integers, as a tensor or an array.
-        labels: [N] its class.
+        assignment: [N] cluster of each image, any integers, as a tensor or an array.
+        labels: [N] class of each image.
 
     Raises:
-        UserError: shapes that differ, or no image.
+        UserError: The shapes differ, or there are no images.
 
     >>> agreement(torch.tensor([5, 5, 3, 3]), torch.tensor([0, 0, 1, 1]))
     {'NMI': 100.0, 'NMI arithmetic': 100.0, 'AMI': 100.0, 'F1': 100.0}
@@ -45,7 +45,7 @@ def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
     assignment, labels = as_tensor("assignment", assignment), as_tensor("labels", labels)
     if assignment.shape != labels.shape or labels.ndim != 1 or not len(labels):
         raise UserError(
-            f"assignment: got shape {tuple(assignment.shape)}, labels {tuple(labels.shape)}: "
+            f"assignment: got shape {tuple(assignment.shape)}, labels {tuple(labels.shape)}; "
             "give one integer of each per image"
         )
     images = len(labels)
@@ -61,10 +61,10 @@ def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
     pairs = [(size.double() * (size - 1)).sum().item() for size in (both, rows, columns)]
     mean = sum(entropies) / 2
 
-    def percent(part: float, whole: float) -> float:
-        return 100 * part / whole if whole > 0 else 0.0
+    def percent(part: float, total: float) -> float:
+        return 100 * part / total if total > 0 else 0.0
 
-    # One and the same partition, also where that is one part or single images and the figures are 0 / 0.
+    # The same partition: also if it is a single part, or one per image, and the metrics would be 0 / 0.
     if len(cells) == len(rows) == len(columns):
         return {"NMI": 100.0, "NMI arithmetic": 100.0, "AMI": 100.0, "F1": 100.0}
     return {
@@ -78,8 +78,8 @@ def agreement(assignment: Numbers, labels: Numbers) -> dict[str, float]:
 def _expected_information(rows: Tensor, columns: Tensor) -> float:
     """E[I] over random tables with these margins: Σ over margins a, b and overlaps n of n/N log(Nn/ab) P(n).
 
-    P is hypergeometric. Only distinct margins are visited, each as often as it occurs: with N images there
-    are at most √(2N) distinct sizes on either side.
+    P is hypergeometric. Only distinct margins are computed, weighted by how often they occur: with N images
+    there are at most √(2N) distinct sizes on either side.
     """
     images = int(rows.sum())
     log_factorial = torch.arange(1, images + 2, dtype=torch.float64).lgamma()  # of 0 … N

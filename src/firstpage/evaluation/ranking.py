@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from firstpage.evaluation.vectors import inverse_lengths
+from firstpage.evaluation.inputs import inverse_norms
 from firstpage.pairs import full_precision
 
 __all__ = ["Ranked", "Ties", "ranked"]
@@ -105,12 +105,12 @@ def ranked(
     """
     alone = gallery is None
     dtype = torch.promote_types(embeddings.dtype, torch.float32)
-    scale = inverse_lengths("embeddings", embeddings)
+    scale = inverse_norms("embeddings", embeddings)
     if gallery is None:
         gallery, gallery_scale = embeddings, scale
     else:
         dtype = torch.promote_types(dtype, gallery.dtype)
-        gallery_scale = inverse_lengths("gallery", gallery)
+        gallery_scale = inverse_norms("gallery", gallery)
     sizes, device, count = _sizes(embeddings), embeddings.device, len(gallery)
     members = gallery_classes.argsort(stable=True)  # gallery rows, class by class, by index within a class
     counts = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)

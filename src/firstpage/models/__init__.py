@@ -1,7 +1,7 @@
-"""Models: backbones, and the embedder that turns images into unit vectors."""
+"""Models: backbones, and the embedder that maps images to unit vectors."""
 
 from firstpage.models import backbones
 from firstpage.models.embedder import Embedder
-from firstpage.models.export import export
+from firstpage.models.onnx_export import export_onnx
 
-__all__ = ["Embedder", "backbones", "export"]
+__all__ = ["Embedder", "backbones", "export_onnx"]

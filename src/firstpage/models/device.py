@@ -1,4 +1,4 @@
-"""Which device work goes to."""
+"""The choice of a device."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 
 from firstpage.errors import UserError
 
-__all__ = ["choose"]
+__all__ = ["resolve_device"]
 
 
-def choose(name: str | None = None) -> torch.device:
-    """The device of that name; a GPU where there is one if left out.
+def resolve_device(name: str | None = None) -> torch.device:
+    """Return the device with that name. Defaults to a GPU if available.
 
     Raises:
-        UserError: it is not there, or neither a CPU nor a CUDA GPU.
+        UserError: The device is not available, or neither a CPU nor a CUDA GPU.
 
-    >>> choose("cpu")
+    >>> resolve_device("cpu")
     device(type='cpu')
-    >>> choose("gpu")
+    >>> resolve_device("gpu")
     Traceback (most recent call last):
     firstpage.errors.UserError: device='gpu': no such device; write cuda or cpu, or leave it out
     """
@@ -32,7 +32,5 @@ def choose(name: str | None = None) -> torch.device:
             f"device={name!r}: firstpage runs on cuda and cpu; write one of them, or leave it out"
         )
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"device={name!r}: torch sees no GPU here: leave it out, or install a CUDA build of torch"
-        )
+        raise UserError(f"device={name!r}: torch sees no GPU; leave it out, or install a CUDA build of torch")
     return device

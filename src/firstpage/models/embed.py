@@ -1,4 +1,4 @@
-"""Embeddings of a whole catalog, in a file."""
+"""The embeddings of a catalog, written to a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from firstpage import durable
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
-from firstpage.models.device import choose
+from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder
 
 __all__ = ["embed_to_file"]
@@ -25,39 +25,40 @@ def embed_to_file(
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> str:
-    """Embed the images of a catalog by a saved model; what cannot be decoded is left out, and said.
+    """Embed the images of a catalog with a saved model, and write the vectors to an .npz file.
 
-    Writes `embeddings` [N, dim], `labels` [N], `classes` and `paths` [N] as an .npz file, all or nothing.
+    The file holds `embeddings` [N, dim], `labels` [N], `classes` and `paths` [N], and is written completely
+    or not at all. Images that cannot be decoded are left out, and counted in the summary.
 
     Args:
-        model: folder of a saved embedder, or of a run.
-        catalog: the images.
-        path: the file.
-        device: where; a GPU where there is one if left out.
-        cache: where stores of pixels are kept; the user's cache if left out.
-        progress: show a progress bar.
+        model: Folder of a saved embedder, or of a run.
+        catalog: The images.
+        path: The file to write.
+        device: `cuda` or `cpu`. Defaults to a GPU if available.
+        cache: Folder for cached pixels. Defaults to the user's cache.
+        progress: Show a progress bar.
 
     Returns:
-        One line for a person.
+        A summary in one line.
 
     >>> embed_to_file("nowhere", Catalog("x", Path(), [], np.zeros(0, int), [], {}), "x.npz")
     Traceback (most recent call last):
     FileNotFoundError: nowhere: no such folder
     """
     target: Path = durable.check(path)
-    embedder = Embedder.load(model, choose(device))
+    embedder = Embedder.load(model, resolve_device(device))
     framing = embedder.framing
     store = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
-    kept = np.flatnonzero(store.ok)
-    vectors = embedder.embed(store, rows=kept, progress=progress).numpy()
+    readable = np.flatnonzero(store.ok)
+    vectors = embedder.embed(store, rows=readable, progress=progress).numpy()
     target.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
         "embeddings": vectors,
-        "labels": catalog.labels[kept],
+        "labels": catalog.labels[readable],
         "classes": np.array(catalog.classes),
-        "paths": np.array([catalog.paths[row] for row in kept]),
+        "paths": np.array([catalog.paths[row] for row in readable]),
     }
     durable.write(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-    left = len(catalog) - len(kept)
-    note = f"; {left:,} could not be read" if left else ""
-    return f"wrote {len(kept):,} embeddings of {embedder.dim} dimensions to {target}{note}"
+    unreadable = len(catalog) - len(readable)
+    note = f"; {unreadable:,} could not be read" if unreadable else ""
+    return f"wrote {len(readable):,} embeddings of {embedder.dim} dimensions to {target}{note}"

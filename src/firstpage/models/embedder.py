@@ -1,4 +1,4 @@
-"""The embedder: images to unit vectors. It knows its preprocessing, and saves and loads as plain files."""
+"""The embedder: from images to unit vectors, with its preprocessing, saved and loaded as plain files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from firstpage.errors import UserError
 from firstpage.models import backbones
 from firstpage.models.pooling import Pooling
 from firstpage.pairs import unit
+from firstpage.recipes.recipe import build_settings
 from firstpage.recipes.settings import ModelSettings
 
 __all__ = ["Embedder", "Pixels"]
@@ -34,21 +35,21 @@ VERSION = 1
 
 
 class Pixels(Protocol):
-    """Anything that hands out stored pixels: a `PixelStore` or a `Stream`."""
+    """A source of stored pixels: a `PixelStore` or a `Stream`."""
 
-    ok: np.ndarray  # [N] bool: rows that could be decoded
+    ok: np.ndarray  # [N] bool: whether each row could be decoded
 
     def __len__(self) -> int: ...
     def batch(self, rows: Any, device: Any = None) -> Tensor:  # noqa: ANN401
-        """The uint8 pixels [B, size, size, 3] of some rows."""
+        """Return the uint8 pixels [B, size, size, 3] of `rows`."""
         ...
 
 
 class _Level(nn.Sequential):
-    """Pooling, an optional layer norm and a head: features of one stage to a vector."""
+    """Pooling, an optional layer norm and a head: from the features of one stage to a vector."""
 
-    def __init__(self, width: int, settings: ModelSettings, prefix: int) -> None:
-        layers: list[nn.Module] = [Pooling(settings.pooling, prefix)]
+    def __init__(self, width: int, settings: ModelSettings, prefix_tokens: int) -> None:
+        layers: list[nn.Module] = [Pooling(settings.pooling, prefix_tokens)]
         if settings.layer_norm:
             layers.append(nn.LayerNorm(width, elementwise_affine=False))
         if settings.head == "mlp":
@@ -63,11 +64,18 @@ class _Level(nn.Sequential):
 class Embedder(nn.Module):
     """Backbone → pooling → optional layer norm → head → unit vector.
 
-    Build one with `Embedder.create`, or `Embedder.load` a saved one. The call takes images as the network
-    sees them, float [B, 3, crop, crop], normalized; `embed` takes plain images, files or stored pixels.
+    Create one with `Embedder.create`, or load a saved one with `Embedder.load`. Calling it takes preprocessed
+    images, float [B, 3, crop, crop]; `embed` takes files, images or stored pixels, and preprocesses them.
 
     Args:
-        settings: what it is made of.
+        settings: The architecture and the preprocessing.
+
+    Attributes:
+        settings: The settings, with the default crop filled in.
+        backbone: The network.
+        heads: One head, or one for each of three stages.
+        dim: Dimensions of the embedding.
+        framing: How an image becomes stored pixels.
 
     >>> model = Embedder.create(backbone="small", dim=16, stored=48, crop=48)
     >>> model(torch.zeros(2, 3, 48, 48)).shape
@@ -76,24 +84,24 @@ class Embedder(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
+        self.framing = Framing(settings.stored, settings.resize)
         self.backbone = backbones.create(
             settings.backbone,
             weights=settings.weights,
             checkpointing=settings.checkpointing,
             **settings.options,
         )
-        crop = min(self.backbone.size, settings.stored) if settings.crop is None else settings.crop
-        # The weights are in the model from here on: where they came from does not travel with it.
+        crop = min(self.backbone.input_size, settings.stored) if settings.crop is None else settings.crop
         self.settings = replace(settings, crop=crop)
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
-        self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix) for width in widths)
+        self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix_tokens) for width in widths)
         self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)
         if settings.freeze_batch_norm:
             backbones.freeze_batch_norm(self.backbone)
 
     @classmethod
     def create(cls, **settings: Any) -> Self:  # noqa: ANN401
-        """An embedder with these `ModelSettings`.
+        """Create an embedder with these `ModelSettings`.
 
         >>> Embedder.create(backbone="small", head="multilevel", dim=8, stored=48).dim
         24
@@ -101,7 +109,7 @@ class Embedder(nn.Module):
         return cls(ModelSettings(**settings))
 
     def raw(self, images: Tensor) -> tuple[Tensor, ...]:
-        """The vectors of each level [B, dim], not normalized: what the losses take.
+        """Return the vectors of each level [B, dim], not normalized, as the losses take them.
 
         >>> model = Embedder.create(backbone="small", head="multilevel", dim=8, stored=48)
         >>> [level.shape[1] for level in model.raw(torch.zeros(2, 3, 48, 48))]
@@ -111,12 +119,12 @@ class Embedder(nn.Module):
         return tuple(head(stage) for head, stage in zip(self.heads, stages, strict=True))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Unit vectors [B, dim]; levels are concatenated first and normalized once."""
+        """Return unit vectors [B, dim]. Several levels are concatenated, then normalized."""
         return unit(torch.cat(self.raw(images), dim=1).float())
 
     @property
     def level_dim(self) -> int:
-        """Dimensions of one level's embedding; all of them where there is one head.
+        """Dimensions of the embedding of one level; `dim` if there is only one.
 
         >>> Embedder.create(backbone="small", dim=12, stored=48, head="multilevel").level_dim
         12
@@ -125,7 +133,7 @@ class Embedder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are.
+        """The device of the weights.
 
         >>> Embedder.create(backbone="small", dim=4, stored=48).device
         device(type='cpu')
@@ -133,17 +141,8 @@ class Embedder(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def framing(self) -> Framing:
-        """How a file becomes stored pixels.
-
-        >>> Embedder.create(backbone="small", dim=4, stored=48).framing.size
-        48
-        """
-        return Framing(self.settings.stored, self.settings.resize)
-
-    @property
     def preprocess(self) -> Augment:
-        """How stored pixels become the network's input when nothing is random: the central crop, normalized.
+        """The transform from stored pixels to the network's input: the central crop, normalized.
 
         >>> Embedder.create(backbone="small", dim=4, stored=48, crop=40).preprocess.size
         40
@@ -161,23 +160,24 @@ class Embedder(nn.Module):
         progress: bool = True,
         half: bool | None = None,
     ) -> Tensor:
-        """Unit vectors [N, dim] of many images, float32 on the CPU.
+        """Return the unit vectors [N, dim] of many images, float32 on the CPU.
 
         Args:
-            images: stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3].
-            rows: which of them; all if left out.
-            batch_size: images at a time.
-            progress: show a progress bar.
-            half: run the network in bfloat16; on a GPU if left out.
+            images: Stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3].
+            rows: Row indices of the images to embed. Defaults to all of them.
+            batch_size: Number of images at a time.
+            progress: Show a progress bar.
+            half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and float32 on a CPU.
 
         Raises:
-            UserError: a file cannot be decoded (it is named), an array is not an image, or it is no list.
+            UserError: A file cannot be decoded (the message names it), an array is not an image, or `images`
+                is not a list.
 
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
         >>> model.embed([Image.new("RGB", (60, 80)), np.zeros((5, 5, 3), np.uint8)], progress=False).shape
         torch.Size([2, 4])
         """
-        _check_many(images)
+        _check_images(images)
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
         half = device.type == "cuda" if half is None else half
@@ -211,15 +211,15 @@ class Embedder(nn.Module):
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
                 raise UserError(
-                    f"images: array {image.dtype} {image.shape}: an image is uint8 [height, width, 3]"
+                    f"images: got an array {image.dtype} {image.shape}; give uint8 [height, width, 3]"
                 )
             image = Image.fromarray(image)
         if not isinstance(image, Image.Image):
-            raise UserError(f"images: got {type(image).__name__}: give files, Pillow images or uint8 arrays")
+            raise UserError(f"images: got {type(image).__name__}; give files, Pillow images or uint8 arrays")
         return np.asarray(self.framing.square(image.convert("RGB")))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `config.json` and `model.safetensors`; each appears whole or not at all.
+        """Write `config.json` and `model.safetensors`, each completely or not at all.
 
         >>> import tempfile
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
@@ -230,20 +230,27 @@ class Embedder(nn.Module):
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        settings = asdict(replace(self.settings, weights=None))
-        about = {"firstpage": VERSION, "model": settings}
+        settings = asdict(replace(self.settings, weights=None))  # the weights are in the other file
+        config = {"firstpage": VERSION, "model": settings}
         weights = {name: value.contiguous().cpu() for name, value in self.state_dict().items()}
         durable.write(target / "model.safetensors", save(weights))
-        durable.write(target / "config.json", f"{json.dumps(about, indent=2)}\n".encode())
+        durable.write(target / "config.json", f"{json.dumps(config, indent=2)}\n".encode())
         return target
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Self:
-        """A saved embedder, or the best one of a run folder, in evaluation mode.
+        """Load a saved embedder, or the best one of a run, in evaluation mode.
+
+        Nothing is downloaded. A backbone named `package.module:Class` is imported, so that module must be
+        importable here; with a model from a stranger, check `config.json` first.
+
+        Args:
+            folder: Folder of a saved embedder, or of a run.
+            device: Device for the weights.
 
         Raises:
-            FileNotFoundError: there is no such folder, or it holds no saved embedder.
-            UserError: its files do not fit together.
+            FileNotFoundError: There is no such folder, or it holds no saved embedder.
+            UserError: `config.json` is not valid, or `model.safetensors` does not fit it.
 
         >>> Embedder.load("nowhere")
         Traceback (most recent call last):
@@ -252,38 +259,57 @@ class Embedder(nn.Module):
         source = Path(folder)
         if (source / "best").is_dir():
             source = source / "best"
-        if not (source / "config.json").is_file() or not (source / "model.safetensors").is_file():
-            raise FileNotFoundError(f"{folder}: {_what_is_there(source)}")
+        config, weights = source / "config.json", source / "model.safetensors"
+        if not config.is_file() or not weights.is_file():
+            raise FileNotFoundError(f"{folder}: {_describe_folder(source)}")
         try:
-            about = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        except ValueError:
-            about = {}
-        if not isinstance(about, dict) or about.get("firstpage") != VERSION:
-            raise UserError(f"{source / 'config.json'}: not a firstpage model of version {VERSION}")
-        model = cls(ModelSettings(**about["model"]))
+            model = cls(_read_settings(config))
+        except Exception as error:  # a backbone of the user's own may raise anything
+            raise UserError(f"{config}: {_one_line(error)}") from error
         try:
-            model.load_state_dict(load_file(source / "model.safetensors"))
+            model.load_state_dict(load_file(weights))
         except (RuntimeError, SafetensorError) as error:
             raise UserError(
-                f"{source}: model.safetensors does not fit config.json: {error}".split("\n")[0]
+                f"{source}: model.safetensors does not fit config.json: {_one_line(error)}"
             ) from None
         return model.to(device).eval()
 
 
-def _check_many(images: object) -> None:
+def _read_settings(path: Path) -> ModelSettings:
+    """Read the settings of a saved model. Its `weights` are ignored: they would be loaded or downloaded."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict) or config.get("firstpage") != VERSION:
+        raise UserError(f"not a firstpage model of version {VERSION}")
+    if config.keys() != {"firstpage", "model"} or not isinstance(config["model"], dict):
+        raise UserError("must hold the version `firstpage`, the table `model`, and nothing else")
+    settings: ModelSettings = build_settings(ModelSettings, config["model"] | {"weights": None}, "model.")
+    return settings
+
+
+def _one_line(error: Exception) -> str:
+    """The message of an exception, on one line of limited length."""
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    text = " ".join(text.split())[:300]
+    return text if text.isprintable() else repr(text)
+
+
+def _check_images(images: object) -> None:
     if isinstance(images, str | os.PathLike | Image.Image):
-        raise UserError(f"images={images!r}: is one image: give a list of them")
+        raise UserError(f"images={images!r}: is one image; give a list of them")
     if isinstance(images, Catalog):
         raise UserError(
-            "images: got a Catalog: give a PixelStore of it, or [catalog.path(row) for row in rows]"
+            "images: got a Catalog; give a PixelStore of it, or [catalog.path(row) for row in rows]"
         )
 
 
-def _what_is_there(folder: Path) -> str:
-    """What a folder is that holds no saved embedder."""
+def _describe_folder(folder: Path) -> str:
+    """Say why a folder holds no saved embedder."""
     if not folder.is_dir():
         return "no such folder"
     folds = sorted(folder.glob("fold-*/"))
     if folds:
-        return f"holds the folds of a run: name one, such as {folds[0]}"
+        return f"holds the folds of a run; name one, such as {folds[0]}"
     return "no saved embedder there: config.json and model.safetensors are missing"

@@ -1,4 +1,4 @@
-"""Pooling: a feature map, or a transformer's tokens, to one vector."""
+"""Pooling: from a feature map, or the tokens of a transformer, to one vector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ POOLINGS = ("avg", "max", "avg+max", "gem", "cls")
 
 
 class Pooling(nn.Module):
-    """One vector [B, C] from a map [B, C, h, w] or from tokens [B, prefix + patches, C], class token first.
+    """One vector [B, C] from a map [B, C, h, w], or from tokens [B, prefix + patches, C], class token first.
 
     Args:
         kind: `avg`, `max`, their sum `avg+max` (best for pretrained ResNets), `gem` (the generalized mean
-            with a learned exponent) or `cls` (the class token; tokens only).
-        prefix: tokens that are no patches: a class token, registers. They are not pooled.
+            with a learned exponent) or `cls` (the class token; transformers only).
+        prefix_tokens: How many tokens precede the patches: a class token, registers. They are not pooled.
 
     >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[5.]])
@@ -26,27 +26,29 @@ class Pooling(nn.Module):
     tensor([[1., 2.]])
     """
 
-    def __init__(self, kind: str, prefix: int = 1) -> None:
+    def __init__(self, kind: str, prefix_tokens: int = 1) -> None:
         super().__init__()
         if kind not in POOLINGS:
             raise UserError(f"pooling={kind!r}: choose one of {', '.join(POOLINGS)}")
-        self.kind, self.prefix = kind, prefix
+        self.kind, self.prefix_tokens = kind, prefix_tokens
         self.exponent = nn.Parameter(torch.tensor(3.0)) if kind == "gem" else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, C]."""
+        """Return the pooled vectors [B, C]."""
         if self.kind == "cls":
-            if features.ndim != 3 or not self.prefix:
+            if features.ndim != 3 or not self.prefix_tokens:
                 raise UserError(
-                    "pooling='cls': this backbone has no class token: choose avg, max, avg+max or gem"
+                    "pooling='cls': this backbone has no class token; choose avg, max, avg+max or gem"
                 )
             return features[:, 0]
-        # [B, places, C]
-        places = features[:, self.prefix :] if features.ndim == 3 else features.flatten(2).transpose(1, 2)
+        if features.ndim == 3:
+            positions = features[:, self.prefix_tokens :]  # [B, patches, C]
+        else:
+            positions = features.flatten(2).transpose(1, 2)  # [B, h · w, C]
         if self.exponent is not None:
-            return places.clamp_min(1e-6).pow(self.exponent).mean(dim=1).pow(1 / self.exponent)
+            return positions.clamp_min(1e-6).pow(self.exponent).mean(dim=1).pow(1 / self.exponent)
         if self.kind == "avg":
-            return places.mean(dim=1)
+            return positions.mean(dim=1)
         if self.kind == "max":
-            return places.amax(dim=1)
-        return places.mean(dim=1) + places.amax(dim=1)
+            return positions.amax(dim=1)
+        return positions.mean(dim=1) + positions.amax(dim=1)

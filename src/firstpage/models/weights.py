@@ -1,4 +1,4 @@
-"""Weights: public files, read into a backbone or refused in one line."""
+"""Weights files: read, checked against a backbone, and loaded into it."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ _ELSEWHERE = {
 
 
 def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None:
-    """Loads `weights` into `backbone`, all of them or, with an error, none.
+    """Load `weights` into `backbone`: all of them or, if they do not fit, none.
 
-    A classifier in the file is left out. Values are cast to the type of the parameters, so files in float16
-    do. Counters of batches that a file lacks (the older ones do) stay as they are.
+    A classifier in the file is ignored. Values are cast to the dtype of the parameters, so files in float16
+    work. `num_batches_tracked` may be missing, as it is in older files.
 
     Args:
-        backbone: changed in place.
-        weights: path of a `.safetensors`, `.pth` or `.pt` file, or `"imagenet"` for torchvision's published
-            file, which is fetched once and kept.
-        name: what the backbone is called, for `"imagenet"` and for messages.
+        backbone: The network, changed in place.
+        weights: A `.safetensors`, `.pth` or `.pt` file, or `"imagenet"` for torchvision's published weights,
+            which are downloaded once and cached.
+        name: Name of the backbone, for `"imagenet"` and for messages.
 
     Raises:
-        UserError: the file is of another network, or not readable, or there is none of that name.
-        FileNotFoundError: the file is not there, or could not be fetched.
+        UserError: The file is for another network or not readable, or no weights are published.
+        FileNotFoundError: The file does not exist, or could not be downloaded.
 
     >>> from firstpage.models import backbones
     >>> import tempfile
@@ -71,7 +71,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
     ...     load(backbones.create("small"), file, "small")
     """
     public = os.fspath(weights) == "imagenet"
-    state = read(fetch(name, fits=backbone.published) if public else weights)
+    state = read(fetch(name, fits=backbone.fits_torchvision) if public else weights)
     entries = backbone.adapt(state)
     misfits = _misfits(backbone, entries)
     if misfits:
@@ -82,7 +82,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors`, `.pth` or `.pt` file by name, on the CPU; no code in it is run.
+    """Read the tensors of a `.safetensors`, `.pth` or `.pt` file, on the CPU, without running any code in it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

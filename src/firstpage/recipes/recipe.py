@@ -61,7 +61,7 @@ class Recipe:
         Traceback (most recent call last):
         firstpage.errors.UserError: optimizer.learning_rat: no such setting; it has name, lr, head, ...
         """
-        built: Self = _build(cls, table, "")
+        built: Self = build_settings(cls, table, "")
         return built
 
     @classmethod
@@ -120,8 +120,18 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _build(kind: Any, table: Mapping[str, Any], prefix: str) -> Any:  # noqa: ANN401
-    """Build a settings class from a table, with every value checked."""
+def build_settings(kind: Any, table: Mapping[str, Any], prefix: str) -> Any:  # noqa: ANN401
+    """Create a dataclass of settings from a table, after checking its keys and the types of its values.
+
+    Args:
+        kind: A dataclass of settings; its fields may be such dataclasses themselves.
+        table: Values by key. Missing keys have their defaults.
+        prefix: Prefix of the keys in messages, such as `model.`.
+
+    >>> build_settings(ModelSettings, {"dim": "64"}, "model.")
+    Traceback (most recent call last):
+    firstpage.errors.UserError: model.dim='64': must be a whole number
+    """
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]
     given = {}
@@ -132,7 +142,7 @@ def _build(kind: Any, table: Mapping[str, Any], prefix: str) -> Any:  # noqa: AN
         if not is_dataclass(hints[key]):
             given[key] = convert(value, hints[key], name)
         elif isinstance(value, Mapping):
-            given[key] = _build(hints[key], value, f"{name}.")
+            given[key] = build_settings(hints[key], value, f"{name}.")
         else:
             raise UserError(f"{name}={value!r}: must be a table of settings, [{name}]")
     return kind(**given)

@@ -29,21 +29,21 @@ class ModelSettings:
     """Settings of an `Embedder`, and the `[model]` table of a recipe.
 
     Args:
-        backbone: a name of `backbones.names()`, or `timm:NAME`.
-        options: further settings of that backbone, such as `{"strides": "v1"}` for a ResNet.
-        weights: a file of pretrained weights, `imagenet`, or None to start from nothing.
+        backbone: One of `backbones.names()`, `timm:NAME`, or `package.module:Class` for one of your own.
+        options: Further arguments of that backbone, such as `{"strides": "v1"}` for a ResNet.
+        weights: A file of pretrained weights, or `imagenet`. Defaults to random weights.
         pooling: `avg`, `max`, `avg+max`, `gem` or `cls`.
-        layer_norm: normalize the pooled features before the head.
+        layer_norm: Normalize the pooled features before the head.
         head: `linear`, `mlp`, `none` (the pooled features themselves) or `multilevel` (a linear head on each
             of three stages, concatenated).
-        dim: dimensions of the embedding (of each level, if there are several).
-        standardize: a batch norm without scale on the embedding. A network that starts from nothing maps all
-            images to nearly one point, from where losses with a hinge find no way out; this is one.
-        freeze_batch_norm: keep the statistics and scales of a pretrained network; best on small data.
-        checkpointing: recompute activations in the backward pass, to save memory.
-        stored: side of the stored square images.
-        resize: how an image becomes that square: `squash`, `shorter` or `pad`.
-        crop: side of the central crop the network sees; the backbone's own size if left out.
+        dim: Dimensions of the embedding, or of each level of a `multilevel` head.
+        standardize: Add a batch norm without scale after the head. A network with random weights maps all
+            images to nearly one point, where losses with a hinge have no gradient; this moves them apart.
+        freeze_batch_norm: Do not update the batch norms of a pretrained network; best on small data.
+        checkpointing: Recompute activations in the backward pass, to save memory.
+        stored: Side of the stored square images, in pixels.
+        resize: How an image becomes that square: `squash`, `shorter` or `pad`.
+        crop: Side of the central crop that the network gets. Defaults to the input size of the backbone.
 
     >>> ModelSettings(backbone="small", dim=64).pooling
     'avg'
@@ -66,8 +66,12 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.head not in ("linear", "mlp", "none", "multilevel"):
             raise UserError(f"model.head={self.head!r}: choose one of linear, mlp, none, multilevel")
-        if self.dim < 1:
-            raise UserError(f"model.dim={self.dim}: an embedding needs at least one dimension")
+        for name in ("weights", "checkpointing", "name"):
+            if name in self.options:
+                raise UserError(f"model.options: {name!r} is not an option of a backbone; remove it")
+        for name, value, most in (("dim", self.dim, 2**16), ("stored", self.stored, 2**13)):
+            if not 1 <= value <= most:
+                raise UserError(f"model.{name}={value}: must be in 1..{most}")
         if self.crop is not None and not 1 <= self.crop <= self.stored:
             raise UserError(
                 f"model.crop={self.crop}: must be in 1..{self.stored}, the side of the stored images"

@@ -65,7 +65,7 @@ class Measured:
     def estimates(self) -> dict[str, Estimate]:
         """Every retrieval figure by name, with its intervals."""
         found = {}
-        for name, value in self.retrieval.row().items():
+        for name, value in self.retrieval.metrics().items():
             over_queries = self.retrieval.interval(name, over="queries")
             over_classes = self.retrieval.interval(name, over="classes")
             found[name] = Estimate(name, value, over_queries, over_classes)
@@ -114,7 +114,7 @@ class Measured:
             lines.append(f"{estimate.name:8}{estimate.value:7.2f}{spans}".rstrip())
         for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
             if part is not None:
-                said = [f"{name} {value:.2f}" for name, value in part.row().items()]
+                said = [f"{name} {value:.2f}" for name, value in part.metrics().items()]
                 lines.append("")
                 for place in range(0, len(said), 4):  # within 80 columns
                     lines.append(f"{'' if place else title:8}  {'  '.join(said[place : place + 4])}")
@@ -146,8 +146,8 @@ class Measured:
             "without_positive": self.retrieval.without_positive,
             "notes": self.subject.notes,
             "retrieval": {name: asdict(estimate) for name, estimate in self.estimates.items()},
-            "clustering": None if self.clustering is None else self.clustering.row(),
-            "verification": None if self.verification is None else self.verification.row(),
+            "clustering": None if self.clustering is None else self.clustering.metrics(),
+            "verification": None if self.verification is None else self.verification.metrics(),
             "classes": self.classes,
             "confusions": self.confusions(),
         }

@@ -17,7 +17,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery, unreadable_note
 from firstpage.data.store import PixelStore
 from firstpage.errors import UserError
-from firstpage.models.device import choose
+from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.settings import ModelSettings, TrainSettings
 from firstpage.report.facts import called
@@ -91,7 +91,7 @@ class Subject:
         """
         source = Path(folder)
         record = Record.read(source) if (source / "run.json").is_file() else None
-        model = Embedder.load(source, choose(device))
+        model = Embedder.load(source, resolve_device(device))
         settings = TrainSettings() if record is None else record.recipe.train
         if protocol == "fair" and record is not None and settings.protocol == "paper":
             raise UserError(

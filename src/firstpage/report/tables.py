@@ -213,8 +213,8 @@ def _table(head: Html, rows: Sequence[Html]) -> Html:
 
 
 def _all(measured: Measured) -> dict[str, Estimate]:
-    more = {} if measured.clustering is None else measured.clustering.row()
-    pairs = {} if measured.verification is None else measured.verification.row()
+    more = {} if measured.clustering is None else measured.clustering.metrics()
+    pairs = {} if measured.verification is None else measured.verification.metrics()
     more |= {f"pairs: {name}": value for name, value in pairs.items()}
     return measured.estimates | {name: Estimate(name, value) for name, value in more.items()}
 

@@ -13,7 +13,7 @@ from torch import nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
 from firstpage.data.store import PixelStore
-from firstpage.models.device import choose
+from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.checkpoint import Checkpoints
@@ -71,7 +71,7 @@ def fit(
     >>> fit(recipe, read("glyphs")).test["P@1"] > 5  # doctest: +SKIP
     True
     """
-    target = choose(device)
+    target = resolve_device(device)
     if loss is not None:
         recipe = replace(recipe, loss=describe_loss(loss))
     selected = target.type == "cuda" and target.index is not None

@@ -210,7 +210,7 @@ class Ranks:
             if rows is not None:
                 vectors = self.embed(model, pixels, rows, half)
                 sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
-        return self.broadcast(evaluate(*sides, shared=self.world > 1).row())
+        return self.broadcast(evaluate(*sides, shared=self.world > 1).metrics())
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:

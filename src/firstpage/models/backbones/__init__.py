@@ -1,6 +1,7 @@
-"""Backbones: from images to features. One file a family, each with the key names of its public weights.
+"""Backbones: from images to features. One module per family, with the key names of its public weights.
 
-`create(name)` builds any of them, with or without weights; `names()` lists them; `timm:NAME` is any other.
+`create(name)` builds one, with or without weights. `names()` lists those of this package; `timm:NAME` is a
+network of timm, and `my_package.my_module:MyBackbone` a subclass of `Backbone` in a module of your own.
 
 >>> import torch
 >>> from firstpage.models import backbones
@@ -15,6 +16,7 @@ import inspect
 import os
 from collections.abc import Callable
 
+from firstpage._plugins import import_object
 from firstpage._spelling import meant
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
@@ -24,7 +26,7 @@ from firstpage.models.backbones.googlenet import GoogLeNet
 from firstpage.models.backbones.inception_bn import InceptionBN
 from firstpage.models.backbones.resnet import ResNet
 from firstpage.models.backbones.small import Small
-from firstpage.models.backbones.through_timm import create_through_timm
+from firstpage.models.backbones.timm_adapter import create_timm_backbone
 from firstpage.models.backbones.vit import VisionTransformer
 from firstpage.models.weights import load
 
@@ -45,6 +47,7 @@ __all__ = [
 
 _BASIC: dict[str, object] = {"bottleneck": False, "channels": (64, 64, 128, 256, 512)}
 _WIDE: dict[str, object] = {"bottleneck": True, "channels": (64, 256, 512, 1024, 2048)}
+# Each name's class, and the arguments that make it that network.
 _NETWORKS: dict[str, tuple[Callable[..., Backbone], dict[str, object]]] = {
     "resnet18": (ResNet, {"depths": (2, 2, 2, 2), **_BASIC}),
     "resnet34": (ResNet, {"depths": (3, 4, 6, 3), **_BASIC}),
@@ -66,7 +69,7 @@ _NETWORKS: dict[str, tuple[Callable[..., Backbone], dict[str, object]]] = {
 
 
 def names() -> list[str]:
-    """The names `create` knows, besides `timm:NAME`.
+    """Return the names of this package's backbones.
 
     >>> names()[:4]
     ['resnet18', 'resnet34', 'resnet50', 'resnet101']
@@ -81,17 +84,24 @@ def create(
     checkpointing: bool = False,
     **options: object,
 ) -> Backbone:
-    """The backbone of that name.
+    """Create a backbone by name.
 
     Args:
-        name: one of `names()`, or `timm:NAME` for any network of timm's (`pip install firstpage[timm]`).
-        weights: path of a `.safetensors`, `.pth` or `.pt` file; `"imagenet"` for torchvision's published one
-            (timm's own for `timm:NAME`), fetched once; nothing for random ones.
-        checkpointing: recompute each block in the backward pass instead of keeping it.
-        **options: what that network takes: `strides="v1"` for a ResNet, `size=518` for a ViT.
+        name: One of `names()`; `timm:NAME` for any network of timm (`pip install firstpage[timm]`); or
+            `package.module:Class` for a subclass of `Backbone` in a module that can be imported.
+        weights: A `.safetensors`, `.pth` or `.pt` file, or `"imagenet"` for torchvision's published weights
+            (timm's own for `timm:NAME`), downloaded once. Defaults to random weights.
+        checkpointing: Recompute each block in the backward pass instead of storing its activations.
+        **options: Arguments of that network: `strides="v1"` for a ResNet, `size=518` for a ViT.
+
+    Raises:
+        UserError: There is no such backbone or option, or the weights do not fit.
+        FileNotFoundError: The weights file does not exist, or could not be downloaded.
 
     >>> create("vit_small_14", size=518).pos_embed.shape
     torch.Size([1, 1370, 384])
+    >>> create("firstpage.models.backbones.small:Small", checkpointing=True).widths
+    (48, 96, 192)
     >>> create("resnet50", stride="v1")
     Traceback (most recent call last):
     firstpage.errors.UserError: backbone 'resnet50': no option 'stride'; did you mean 'strides'? it ...
@@ -101,28 +111,47 @@ def create(
     """
     if name.startswith("timm:"):
         pretrained = weights is not None and os.fspath(weights) == "imagenet"
-        backbone: Backbone = create_through_timm(
-            name.removeprefix("timm:"), pretrained=pretrained, checkpointing=checkpointing, **options
+        backbone: Backbone = create_timm_backbone(
+            name.removeprefix("timm:"), options, pretrained=pretrained, checkpointing=checkpointing
         )
         weights = None if pretrained else weights
     else:
-        build, settings = _find(name, options)
-        backbone = build(**settings, **options, checkpointing=checkpointing)
+        build, arguments = _find(name, checkpointing, options)
+        backbone = build(**arguments)
     if weights is not None:
         load(backbone, weights, name)
     return backbone
 
 
-def _find(name: str, options: dict[str, object]) -> tuple[Callable[..., Backbone], dict[str, object]]:
-    """What builds `name`, once it is known to take `options`."""
-    if name not in _NETWORKS:
+def _find(
+    name: str, checkpointing: bool, options: dict[str, object]
+) -> tuple[Callable[..., Backbone], dict[str, object]]:
+    """The class of a backbone and the arguments to create it with, checked against its signature."""
+    if ":" not in name and name not in _NETWORKS:
         raise UserError(
             f"backbone {name!r}: no such name; {meant(name, _NETWORKS)}backbones.names() lists all"
         )
-    build, settings = _NETWORKS[name]
-    known = [key for key in inspect.signature(build).parameters if key not in {*settings, "checkpointing"}]
-    for key in options:
-        if key not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise UserError(f"backbone {name!r}: no option {key!r}; {meant(key, known)}{takes}")
-    return build, settings
+    build, fixed = (_import_class(name), {}) if ":" in name else _NETWORKS[name]
+    signature = inspect.signature(build)
+    if checkpointing or "checkpointing" in signature.parameters:
+        fixed = fixed | {"checkpointing": checkpointing}
+    try:
+        signature.bind(**fixed, **options)
+    except TypeError as error:
+        known = [key for key in signature.parameters if key not in {*fixed, "checkpointing"}]
+        unknown = next((key for key in options if key not in known), None)
+        reason = f"{error}; " if unknown is None else f"no option {unknown!r}; {meant(unknown, known)}"
+        takes = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise UserError(f"backbone {name!r}: {reason}{takes}") from None
+    return build, fixed | options
+
+
+def _import_class(name: str) -> type[Backbone]:
+    """The subclass of `Backbone` that `package.module:Class` names."""
+    imported = import_object(name, "model.backbone")
+    if not isinstance(imported, type) or not issubclass(imported, Backbone) or inspect.isabstract(imported):
+        raise UserError(
+            f"model.backbone={name!r}: not a backbone; write a subclass of "
+            "firstpage.models.backbones.Backbone that sets widths and implements stages"
+        )
+    return imported

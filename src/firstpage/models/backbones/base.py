@@ -1,11 +1,11 @@
-"""What all backbones share: what they take, what they return, how they save memory, how they begin."""
+"""The base class of all backbones: inputs and outputs, gradient checkpointing, initialization."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,55 +22,65 @@ Triple = tuple[float, float, float]
 class Backbone(nn.Module, ABC):
     """A network from images to features, without a classifier.
 
-    Every backbone takes RGB images in 0..1, normalized by ImageNet's mean and deviation; one whose published
-    weights expect anything else converts on the way in. It returns a map [B, C, h, w] or, for a
+    Every backbone takes RGB images in 0..1, normalized by ImageNet's mean and standard deviation; a network
+    whose published weights expect other values converts its input. It returns a map [B, C, h, w] or, for a
     transformer, tokens [B, prefix + patches, C], class token first.
 
-    A subclass sets `widths` and writes `stages`.
+    A subclass sets `widths` and implements `stages`. In a module that can be imported, it is the backbone
+    `my_package.my_module:MyBackbone` of a recipe.
 
     Args:
-        checkpointing: keep only the input of each block for the backward pass and compute the rest
-            again: a third more time, a fraction of the memory, the same gradients and statistics.
+        checkpointing: Recompute the activations of each block in the backward pass instead of storing them:
+            a third more time, a fraction of the memory, the same gradients and batch norm statistics.
 
-    >>> class Pixels(Backbone):
-    ...     "No network at all."
+    Attributes:
+        widths: Channels of the low, middle and high stage. The high stage is the output.
+        input_size: Side of the images that the published weights expect, in pixels.
+        prefix_tokens: How many tokens of a transformer precede the patches.
+        mean: Mean of each channel of a normalized input.
+        std: Standard deviation of each channel of a normalized input.
+        fits_torchvision: Whether torchvision's weights for a network of its name fit this one.
+        ignored_prefixes: Prefixes of keys in a public weights file that are no part of this network.
+
+    >>> class Identity(Backbone):
+    ...     "Return the images themselves."
     ...     widths = (3, 3, 3)
     ...     def stages(self, images):
     ...         return images, images, images
-    >>> Pixels()(torch.zeros(2, 3, 8, 8)).shape
+    >>> Identity()(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 3, 8, 8])
     """
 
-    widths: tuple[int, int, int]  # channels of the low, middle and high stage; the high one is the output
-    size: int = 224  # pixels a side its published weights expect
-    prefix: int = 1  # of a transformer: how many tokens come before the patches
+    widths: tuple[int, int, int]
+    input_size: int = 224
+    prefix_tokens: int = 1
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
-    published: bool = True  # whether the public weights of its name fit it (with other strides, they do not)
-    leave_out: ClassVar[tuple[str, ...]] = ()  # how keys of a public file begin that are no part of it
+    fits_torchvision: bool = True
+    ignored_prefixes: tuple[str, ...] = ()
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__()
         self.checkpointing = checkpointing
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of the high stage for `images` [B, 3, H, W]."""
+        """Return the features of the high stage for `images` [B, 3, H, W]."""
         return self.stages(images)[-1]
 
     @abstractmethod
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The features of the low, middle and high stage."""
+        """Return the features of the low, middle and high stage."""
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The entries of a public weights file as this network names and shapes them; no classifier."""
-        return {key: value for key, value in state.items() if not key.startswith(self.leave_out)}
+        """Convert the entries of a public weights file to this network's names and shapes."""
+        return {key: value for key, value in state.items() if not key.startswith(self.ignored_prefixes)}
 
-    def through(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """What `block` makes of `inputs`, by way of a checkpoint where that was asked for."""
+    def run_block(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Return `block(*inputs)`, with a gradient checkpoint if `checkpointing` is set."""
         if not (self.checkpointing and torch.is_grad_enabled()):
             return block(*inputs)
         settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        # A compiled graph updates running statistics once anyhow, and takes no contexts of ours.
+        # A compiled graph updates running statistics only once, and accepts no context managers.
         if not torch.compiler.is_compiling():
             layers = block if isinstance(block, nn.Module) else self
             settings["context_fn"] = lambda: (nullcontext(), keep_statistics(layers))
@@ -79,41 +89,41 @@ class Backbone(nn.Module, ABC):
 
 
 class Renormalize(nn.Module):
-    """From ImageNet-normalized RGB to the input a published network was trained on.
+    """Conversion of ImageNet-normalized RGB to the input that a published network was trained on.
 
     Args:
-        mean: the network's own, in its order of channels and its range.
-        std: likewise.
-        highest: what white is to the network: 1 or 255.
-        bgr: whether its channels are blue, green, red.
+        mean: The network's own, in its channel order and value range.
+        std: The network's own, in its channel order and value range.
+        max_value: Value of a white pixel: 1 or 255.
+        bgr: Whether the channel order is blue, green, red.
 
     >>> white = (1 - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
-    >>> Renormalize((104, 117, 128), (1, 1, 1), highest=255, bgr=True)(white.reshape(1, 3, 1, 1)).flatten()
+    >>> Renormalize((104, 117, 128), (1, 1, 1), max_value=255, bgr=True)(white.reshape(1, 3, 1, 1)).flatten()
     tensor([151., 138., 127.])
     """
 
     factor: Tensor
     shift: Tensor
 
-    def __init__(self, mean: Triple, std: Triple, highest: float = 1.0, bgr: bool = False) -> None:
+    def __init__(self, mean: Triple, std: Triple, max_value: float = 1.0, bgr: bool = False) -> None:
         super().__init__()
         self.bgr = bgr
         from_mean, from_std, to_mean, to_std = torch.tensor([IMAGENET_MEAN, IMAGENET_STD, mean, std])
         if bgr:
             from_mean, from_std = from_mean.flip(0), from_std.flip(0)
-        factor = highest * from_std / to_std
-        shift = (highest * from_mean - to_mean) / to_std
+        factor = max_value * from_std / to_std
+        shift = (max_value * from_mean - to_mean) / to_std
         # Not persistent: these are no weights, and public files do not have them.
         self.register_buffer("factor", factor.reshape(1, 3, 1, 1), persistent=False)
         self.register_buffer("shift", shift.reshape(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The same images [B, 3, H, W] in the network's terms."""
+        """Convert images [B, 3, H, W]."""
         return (images.flip(1) if self.bgr else images) * self.factor + self.shift
 
 
 def initialize(network: nn.Module) -> None:
-    """Draws the convolutions of `network` as He et al. do (normal, fan out); biases begin at 0.
+    """Initialize the convolutions of `network` as He et al. do (normal, fan out), and their biases to 0.
 
     >>> network = nn.Conv2d(3, 64, 7)
     >>> initialize(network)

@@ -1,4 +1,4 @@
-"""Batch normalization that must not learn: frozen for good, or for the length of a recomputation."""
+"""Batch norms that do not update: frozen permanently, or while activations are recomputed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["freeze_batch_norm", "keep_statistics"]
 
 
 def freeze_batch_norm(module: nn.Module) -> None:
-    """Freezes every batch norm within `module`: running statistics, scale and shift stay as they are.
+    """Freeze every batch norm of `module`: running statistics, scale and shift no longer change.
 
-    It survives later calls of `.train()`, copying and pickling. On small data (CUB, Cars) this is worth
-    several points: a batch's statistics are a poor estimate, and ImageNet's are a good one.
+    They stay frozen through `.train()`, copying and pickling. On small data (CUB, Cars) this gains several
+    points: the statistics of a batch are a poor estimate, and those of ImageNet are a good one.
 
     Args:
-        module: a network, changed in place.
+        module: A network, changed in place.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
@@ -33,19 +33,19 @@ def freeze_batch_norm(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
             layer.eval().requires_grad_(False)
-            # `.train()` of any module around it ends here.
-            layer.train = partial(_stay, layer)  # type: ignore[assignment, method-assign]
+            # `.train()` of a parent module calls this.
+            layer.train = partial(_ignore_mode, layer)  # type: ignore[assignment, method-assign]
 
 
-def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
+def _ignore_mode(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 
 
 @contextmanager
 def keep_statistics(module: nn.Module) -> Iterator[None]:
-    """A context in which batch norms normalize as always, but learn nothing from what they see.
+    """Do not update the running statistics of batch norms in this context; the outputs are the same.
 
-    A checkpointed block sees each batch twice, and would count it twice.
+    A checkpointed block runs twice for each batch, and would update them twice.
 
     >>> import torch
     >>> layer = nn.BatchNorm1d(2)

@@ -15,7 +15,7 @@ __all__ = ["DenseNet"]
 
 
 class _DenseLayer(nn.Module):
-    """`growth` new channels from all maps before it."""
+    """Computes `growth` new channels from all earlier maps."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _DenseLayer(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, *maps: Tensor) -> Tensor:
-        # The maps come one by one: a checkpoint then keeps each once, not every concatenation of them.
+        # Separate inputs: a checkpoint then stores each map once, not every concatenation of them.
         x = F.relu(self.norm1(torch.cat(maps, dim=1)), inplace=True)
         x = F.relu(self.norm2(self.conv1(x)), inplace=True)
         output: Tensor = self.conv2(x)
@@ -33,7 +33,7 @@ class _DenseLayer(nn.Module):
 
 
 class _Transition(nn.Module):
-    """Half the channels, half the side."""
+    """Halves the channels and both sides of the map."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -48,18 +48,19 @@ class DenseNet(Backbone):
     """DenseNet; its stages are dense blocks 2, 3 and 4, the last after the final norm and ReLU.
 
     From: Huang et al., Densely Connected Convolutional Networks, CVPR 2017. DenseNet-201 is a network of
-    Sampling Wisely. It gains most from `checkpointing`: without, memory grows with the square of a block.
+    Sampling Wisely. It gains most from `checkpointing`: without, memory grows with the square of a block's
+    depth.
 
     Args:
-        depths: layers in each of the four dense blocks.
-        growth: channels each layer adds.
-        checkpointing: see `Backbone`.
+        depths: Number of layers in each of the four dense blocks.
+        growth: Channels that each layer adds.
+        checkpointing: See `Backbone`.
 
     >>> DenseNet((2, 2, 2, 2), growth=8)(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 32, 2, 2])
     """
 
-    leave_out = ("classifier.",)
+    ignored_prefixes = ("classifier.",)
 
     def __init__(
         self,
@@ -88,14 +89,14 @@ class DenseNet(Backbone):
         initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs of dense blocks 2, 3 and 4: [B, width, H / 8, W / 8], … / 16, … / 32."""
+        """Return the outputs of dense blocks 2, 3 and 4: [B, width, H / 8, W / 8], … / 16, … / 32."""
         features = self.features
         x = F.relu(features["norm0"](features["conv0"](images)), inplace=True)
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         outputs = []
         for number in (1, 2, 3, 4):
             if number > 1:
-                x = self.through(features[f"transition{number - 1}"], x)
+                x = self.run_block(features[f"transition{number - 1}"], x)
             x = self._dense_block(number, x)
             outputs.append(x)
         return outputs[1], outputs[2], F.relu(features["norm5"](x), inplace=True)
@@ -103,10 +104,10 @@ class DenseNet(Backbone):
     def _dense_block(self, number: int, x: Tensor) -> Tensor:
         maps = [x]
         for layer in self.features[f"denseblock{number}"].values():  # type: ignore[operator]
-            maps.append(self.through(layer, *maps))
+            maps.append(self.run_block(layer, *maps))
         return torch.cat(maps, dim=1)
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The entries of a file, which may be of the first torchvision's (`norm.1` for `norm1`)."""
+        """Rename the keys of the first torchvision files (`norm.1` for `norm1`)."""
         old = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
         return {old.sub(r"\1\2", key): value for key, value in super().adapt(state).items()}

@@ -10,7 +10,7 @@ from firstpage.models.backbones.base import Backbone, Renormalize, initialize
 
 __all__ = ["GoogLeNet"]
 
-# Each cell: 1×1 | 1×1 → 3×3 | 1×1 → "5×5" | projection of the pooled map.
+# Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → "5×5" | projection of the pooled map.
 _CELLS = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -35,13 +35,13 @@ class _Convolution(nn.Module):
 
 
 class _Cell(nn.Module):
-    """Four views of one map, side by side."""
+    """Four branches on one map, concatenated."""
 
     def __init__(self, inputs: int, one: int, r3: int, three: int, r5: int, five: int, pooled: int) -> None:
         super().__init__()
         self.branch1 = _Convolution(inputs, one, 1)
         self.branch2 = nn.Sequential(_Convolution(inputs, r3, 1), _Convolution(r3, three, 3))
-        # 3×3 where the paper has 5×5: so were the published weights trained.
+        # 3×3 instead of the paper's 5×5, as the published weights were trained.
         self.branch3 = nn.Sequential(_Convolution(inputs, r5, 1), _Convolution(r5, five, 3))
         self.branch4 = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _Convolution(inputs, pooled, 1))
         self.outputs = one + three + five + pooled
@@ -54,7 +54,7 @@ class GoogLeNet(Backbone):
     """GoogLeNet as torchvision has it, with batch norm; its stages are inception 3b, 4e and 5b.
 
     From: Szegedy et al., Going Deeper with Convolutions, CVPR 2015. A network of Easy Positive. The published
-    weights expect pixels in −1..1; the conversion is part of the network.
+    weights expect pixels in −1..1; the network converts its input.
 
     >>> network = GoogLeNet().eval()
     >>> [tuple(features.shape) for features in network.stages(torch.zeros(1, 3, 64, 64))]
@@ -62,7 +62,7 @@ class GoogLeNet(Backbone):
     """
 
     widths = (480, 832, 1024)
-    leave_out = ("fc.", "aux1.", "aux2.")
+    ignored_prefixes = ("fc.", "aux1.", "aux2.")
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__(checkpointing)
@@ -78,7 +78,7 @@ class GoogLeNet(Backbone):
         initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs of inception 3b, 4e and 5b: [B, width, H / 8, W / 8], … / 16, … / 32."""
+        """Return the outputs of inception 3b, 4e and 5b: [B, width, H / 8, W / 8], … / 16, … / 32."""
         x = F.max_pool2d(self.conv1(self.renormalize(images)), 3, stride=2, ceil_mode=True)
         x = F.max_pool2d(self.conv3(self.conv2(x)), 3, stride=2, ceil_mode=True)
         low = self._cells(x, "3a", "3b")
@@ -89,5 +89,5 @@ class GoogLeNet(Backbone):
 
     def _cells(self, x: Tensor, *names: str) -> Tensor:
         for name in names:
-            x = self.through(getattr(self, f"inception{name}"), x)
+            x = self.run_block(getattr(self, f"inception{name}"), x)
         return x

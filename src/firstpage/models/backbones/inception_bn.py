@@ -13,8 +13,8 @@ from firstpage.models.backbones.base import Backbone, Renormalize, initialize
 
 __all__ = ["InceptionBN"]
 
-# Each cell: 1×1 | 1×1 → 3×3 | 1×1 → 3×3 → 3×3 | projection of the pooled map.
-# The two without 1×1 and projection halve the map, and pass the pooled map on as it is.
+# Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → 3×3 → 3×3 | projection of the pooled map.
+# The two cells without 1×1 and projection halve the map and append the pooled map unchanged.
 _CELLS = {
     "3a": (64, 64, 64, 64, 96, 32),
     "3b": (64, 64, 96, 64, 96, 64),
@@ -33,8 +33,8 @@ class InceptionBN(Backbone):
     """Inception-BN; its stages are inception 3c, 4e and 5b, as Ranked List Loss takes them.
 
     From: Ioffe and Szegedy, Batch Normalization, ICML 2015. The network of Sampling Wisely and of Ranked List
-    Loss. The public weights (pretrained-models' `bninception`) expect BGR in 0..255; the conversion is part
-    of the network. Their key names are flat (`inception_3a_1x1`), so the layers are too.
+    Loss. The public weights (pretrained-models' `bninception`) expect BGR in 0..255; the network converts its
+    input. Their key names are flat (`inception_3a_1x1`), so the layers are too.
 
     >>> network = InceptionBN().eval()
     >>> [tuple(features.shape) for features in network.stages(torch.zeros(1, 3, 64, 64))]
@@ -42,11 +42,11 @@ class InceptionBN(Backbone):
     """
 
     widths = (576, 1056, 1024)
-    leave_out = ("last_linear.", "fc.")
+    ignored_prefixes = ("last_linear.", "fc.")
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__(checkpointing)
-        self.renormalize = Renormalize((104.0, 117.0, 128.0), (1.0, 1.0, 1.0), highest=255.0, bgr=True)
+        self.renormalize = Renormalize((104.0, 117.0, 128.0), (1.0, 1.0, 1.0), max_value=255.0, bgr=True)
         self._add("conv1_7x7_s2", 3, 64, 7, stride=2)
         self._add("conv2_3x3_reduce", 64, 64, 1)
         self._add("conv2_3x3", 64, 192, 3)
@@ -66,14 +66,14 @@ class InceptionBN(Backbone):
         initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs of inception 3c, 4e and 5b: [B, width, H / 16, W / 16], … / 32, … / 32."""
+        """Return the outputs of inception 3c, 4e and 5b: [B, width, H / 16, W / 16], … / 32, … / 32."""
         x = self._convolve("conv1_7x7_s2", self.renormalize(images))
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
         x = self._convolve("conv2_3x3", self._convolve("conv2_3x3_reduce", x))
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
         outputs = {}
         for name in _CELLS:
-            x = outputs[name] = self.through(partial(self._cell, name), x)
+            x = outputs[name] = self.run_block(partial(self._cell, name), x)
         return outputs["3c"], outputs["4e"], outputs["5b"]
 
     def _add(self, name: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -93,17 +93,19 @@ class InceptionBN(Backbone):
                 y = self._convolve(f"inception_{name}_{layer}", y)
             return y
 
-        views = [] if halving else [branch("1x1")]
-        views += [branch("3x3_reduce", "3x3"), branch("double_3x3_reduce", "double_3x3_1", "double_3x3_2")]
+        branches = [] if halving else [branch("1x1")]
+        branches += [branch("3x3_reduce", "3x3"), branch("double_3x3_reduce", "double_3x3_1", "double_3x3_2")]
         if halving:
-            # An odd side needs the border, or this map were one shorter than the convolutions'.
-            border = (x.shape[2] % 2, x.shape[3] % 2)
-            return torch.cat([*views, F.max_pool2d(x, 3, stride=2, padding=border, ceil_mode=True)], dim=1)
+            # With an odd side, this map would be one shorter than those of the convolutions without padding.
+            padding = (x.shape[2] % 2, x.shape[3] % 2)
+            return torch.cat(
+                [*branches, F.max_pool2d(x, 3, stride=2, padding=padding, ceil_mode=True)], dim=1
+            )
         pooled = F.max_pool2d(x, 3, 1, 1) if name == "5b" else F.avg_pool2d(x, 3, 1, 1)
-        return torch.cat([*views, self._convolve(f"inception_{name}_pool_proj", pooled)], dim=1)
+        return torch.cat([*branches, self._convolve(f"inception_{name}_pool_proj", pooled)], dim=1)
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The entries of a file; in the oldest, those of batch norms are of shape [1, channels]."""
+        """Flatten the batch norms of the oldest files, which have shape [1, channels]."""
         return {
             key: value.flatten() if "_bn." in key and value.ndim == 2 else value
             for key, value in super().adapt(state).items()

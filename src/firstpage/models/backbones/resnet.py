@@ -22,7 +22,7 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut around them.
+    """Two 3×3 convolutions with a shortcut.
 
     >>> import torch
     >>> BasicBlock(16, 32, stride=2)(torch.zeros(1, 16, 8, 8)).shape
@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, h, w] to [B, outputs, h / stride, w / stride]."""
+        """Map [B, inputs, h, w] to [B, outputs, h / stride, w / stride]."""
         residual = F.relu(self.bn1(self.conv1(x)), inplace=True)
         residual = self.bn2(self.conv2(residual))
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -46,19 +46,19 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3×3 convolution between two 1×1 at a quarter of the width, and a shortcut around them.
+    """A 3×3 convolution between two 1×1 convolutions, at a quarter of the width, with a shortcut.
 
-    `early` strides in the first 1×1, as the paper does, instead of in the 3×3.
+    The stride is in the 3×3 convolution or, with `stride_first`, in the first 1×1, as in the paper.
 
     >>> import torch
     >>> Bottleneck(16, 32, stride=2)(torch.zeros(1, 16, 8, 8)).shape
     torch.Size([1, 32, 4, 4])
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int = 1, early: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, stride_first: bool = False) -> None:
         super().__init__()
         inner = outputs // 4
-        first, second = (stride, 1) if early else (1, stride)
+        first, second = (stride, 1) if stride_first else (1, stride)
         self.conv1 = nn.Conv2d(inputs, inner, 1, stride=first, bias=False)
         self.bn1 = nn.BatchNorm2d(inner)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=second, padding=1, bias=False)
@@ -68,7 +68,7 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, h, w] to [B, outputs, h / stride, w / stride]."""
+        """Map [B, inputs, h, w] to [B, outputs, h / stride, w / stride]."""
         residual = F.relu(self.bn1(self.conv1(x)), inplace=True)
         residual = F.relu(self.bn2(self.conv2(residual)), inplace=True)
         residual = self.bn3(self.conv3(residual))
@@ -82,24 +82,24 @@ class ResNet(Backbone):
     From: He et al., Deep Residual Learning for Image Recognition, CVPR 2016. ResNet-18 and -50 are networks
     of Easy Positive, ResNet-50 that of Sampling Matters.
 
-    Two versions of the bottleneck carry the same weights and give different results: the paper's (`"v1"`)
-    halves the map in the first 1×1 convolution of a stage, torchvision's (`"v1.5"`) in the 3×3. Files do not
-    say which they are for, so `strides` must: wrong strides load without complaint, and give poor features.
-    Without bottlenecks (ResNet-18, -34) both are the same.
+    Two versions of the bottleneck have the same parameters and give different results: the paper's (`"v1"`)
+    halves the map in the first 1×1 convolution of a stage, torchvision's (`"v1.5"`) in the 3×3. A weights
+    file does not say which it is for, so `strides` must: with the wrong strides a file loads without an
+    error, and the features are poor. Without bottlenecks (ResNet-18, -34) both are the same.
 
     Args:
-        depths: blocks in each of the four layers.
-        bottleneck: whether the blocks are `Bottleneck` or `BasicBlock`.
-        channels: of the stem and of each layer's output.
-        strides: `"v1.5"` as torchvision, `"v1"` as the paper.
-        checkpointing: see `Backbone`.
+        depths: Number of blocks in each of the four layers.
+        bottleneck: Whether the blocks are `Bottleneck` or `BasicBlock`.
+        channels: Channels of the stem and of each layer's output.
+        strides: `"v1.5"` as in torchvision, `"v1"` as in the paper.
+        checkpointing: See `Backbone`.
 
     >>> import torch
     >>> ResNet((1, 1, 1, 1), bottleneck=False, channels=(8, 8, 16, 32, 64))(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 64, 2, 2])
     """
 
-    leave_out = ("fc.",)
+    ignored_prefixes = ("fc.",)
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class ResNet(Backbone):
         super().__init__(checkpointing)
         if strides not in ("v1.5", "v1"):
             raise UserError(f"strides={strides!r}: choose 'v1.5' (torchvision's) or 'v1' (the paper's)")
-        early = bottleneck and strides == "v1"
-        self.published = not early
+        stride_first = bottleneck and strides == "v1"
+        self.fits_torchvision = not stride_first
         self.widths = channels[2:]
 
         def block(inputs: int, outputs: int, stride: int) -> nn.Module:
             if bottleneck:
-                return Bottleneck(inputs, outputs, stride, early)
+                return Bottleneck(inputs, outputs, stride, stride_first)
             return BasicBlock(inputs, outputs, stride)
 
         def layer(number: int) -> nn.Sequential:
@@ -132,12 +132,12 @@ class ResNet(Backbone):
         initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs of layer2, layer3 and layer4: [B, width, H / 8, W / 8], … / 16, … / 32."""
+        """Return the outputs of layer2, layer3 and layer4: [B, width, H / 8, W / 8], … / 16, … / 32."""
         x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         maps = []
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in layer:
-                x = self.through(block, x)
+                x = self.run_block(block, x)
             maps.append(x)
         return maps[1], maps[2], maps[3]

@@ -1,4 +1,4 @@
-"""A small network for small images, for work on a CPU."""
+"""A small network for small images on a CPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Small"]
 class Small(Backbone):
     """Three residual blocks after a 3×3 convolution: 0.7 M parameters, for images of 32 to 64 pixels.
 
-    Without the pooling of a ResNet's stem a 32 pixel image still has a 2×2 map at the end. The stem strides,
-    though: at full size it is three times slower, and learns less in the same time. There are no published
+    Its stem has no pooling, so that the last map of a 32-pixel image is still 2×2, but it has a stride:
+    without one the network is three times slower, and learns less in the same time. There are no published
     weights: it is for demonstrations and tests, where it learns within minutes on two cores.
 
     >>> import torch
@@ -24,7 +24,7 @@ class Small(Backbone):
     """
 
     widths = (48, 96, 192)
-    size = 64
+    input_size = 64
 
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__(checkpointing)
@@ -38,9 +38,9 @@ class Small(Backbone):
         initialize(self)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs of the three blocks: [B, width, H / 4, W / 4], … / 8, … / 16."""
+        """Return the outputs of the three blocks: [B, width, H / 4, W / 4], … / 8, … / 16."""
         x = F.relu(self.bn(self.conv(images)), inplace=True)
         low, middle, high = self.blocks
-        first = self.through(low, x)
-        second = self.through(middle, first)
-        return first, second, self.through(high, second)
+        first = self.run_block(low, x)
+        second = self.run_block(middle, first)
+        return first, second, self.run_block(high, second)

@@ -1,4 +1,4 @@
-"""Vision transformer as DINOv2 has it (Oquab et al., 2023), with timm's key names."""
+"""Vision transformer as in DINOv2 (Oquab et al., 2023), with timm's key names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from firstpage.models.backbones.base import Backbone
 
 __all__ = ["VisionTransformer", "resample_positions"]
 
-PATCH = 14
+PATCH = 14  # pixels a side
+MAX_SIZE = 256 * PATCH
 EPSILON = 1e-6
 
 
 def resample_positions(table: Tensor, grid: tuple[int, int]) -> Tensor:
-    """A table of positions [1, 1 + side², C] for another grid: [1, 1 + height·width, C], bicubic.
+    """Resample position embeddings [1, 1 + side², C] to another grid: [1, 1 + height·width, C], bicubic.
 
-    The class token's entry, the first, has no place in the grid and stays.
+    The first entry belongs to the class token, which has no position in the grid, and does not change.
 
     >>> resample_positions(torch.ones(1, 1 + 37 * 37, 8), (16, 12)).shape
     torch.Size([1, 193, 8])
@@ -79,27 +80,27 @@ class _Block(nn.Module):
 
 
 class VisionTransformer(Backbone):
-    """ViT with 14 pixel patches; its stages are a third, two thirds and all of the blocks.
+    """ViT with 14-pixel patches; its stages end after a third, two thirds and all of the blocks.
 
     From: Oquab et al., DINOv2: Learning Robust Visual Features without Supervision, 2023, after Dosovitskiy
-    et al., An Image is Worth 16×16 Words, ICLR 2021. Only the high stage has gone through the final norm.
+    et al., An Image is Worth 16×16 Words, ICLR 2021. Only the high stage includes the final norm.
 
-    The published table of positions is for 518 pixels. It is resampled to `size` when a file is loaded, so
-    that training at that size costs nothing and is deterministic; images of any other size resample it in
-    the forward pass.
+    The published position embeddings are for 518 pixels. They are resampled to `size` when a file is loaded,
+    so that training at that size costs no time and is deterministic; for images of any other size they are
+    resampled in the forward pass.
 
     Args:
-        width: channels of a token.
-        heads: of the attention.
-        depth: number of blocks, at least 3.
-        size: pixels a side of the images it is for, a multiple of 14.
-        checkpointing: see `Backbone`.
+        width: Channels of a token.
+        heads: Number of attention heads.
+        depth: Number of blocks, at least 3.
+        size: Side of the images in pixels, a multiple of 14.
+        checkpointing: See `Backbone`.
 
     >>> VisionTransformer(width=48, heads=3, depth=3, size=56)(torch.zeros(2, 3, 56, 28)).shape
     torch.Size([2, 9, 48])
     """
 
-    leave_out = ("head.", "mask_token")
+    ignored_prefixes = ("head.", "mask_token")
 
     def __init__(
         self,
@@ -110,11 +111,14 @@ class VisionTransformer(Backbone):
         checkpointing: bool = False,
     ) -> None:
         super().__init__(checkpointing)
-        if size < PATCH or size % PATCH:
-            raise UserError(f"size={size}: must be a multiple of {PATCH}, such as {_nearest(size)}")
+        if not isinstance(size, int) or not PATCH <= size <= MAX_SIZE or size % PATCH:
+            nearest = _nearest(min(max(size, PATCH), MAX_SIZE)) if isinstance(size, int) else 224
+            raise UserError(
+                f"size={size!r}: must be a multiple of {PATCH}, such as {nearest}, and at most {MAX_SIZE}"
+            )
         if depth < 3:
             raise UserError(f"depth={depth}: must be at least 3, one block for each stage")
-        self.size = size
+        self.input_size = size
         self.widths = (width, width, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (size // PATCH) ** 2, width))
@@ -128,7 +132,7 @@ class VisionTransformer(Backbone):
                 nn.init.zeros_(parameter)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens [B, 1 + patches, width] after a third, two thirds and all of the blocks."""
+        """Return the tokens [B, 1 + patches, width] after a third, two thirds and all of the blocks."""
         height, width = images.shape[2:]
         if height % PATCH or width % PATCH:
             raise UserError(
@@ -139,19 +143,19 @@ class VisionTransformer(Backbone):
         tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
         tokens = tokens + resample_positions(self.pos_embed, (height // PATCH, width // PATCH))
         depth = len(self.blocks)
-        kept = []
+        outputs = []
         for number, block in enumerate(self.blocks, 1):
-            tokens = self.through(block, tokens)
+            tokens = self.run_block(block, tokens)
             if number in (depth // 3, 2 * depth // 3):
-                kept.append(tokens)
-        return kept[0], kept[1], self.norm(tokens)
+                outputs.append(tokens)
+        return outputs[0], outputs[1], self.norm(tokens)
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The entries of a file, its table of positions resampled to this network's `size`."""
+        """Resample the position embeddings of a file to this network's `input_size`."""
         adapted = super().adapt(state)
         table = adapted.get("pos_embed")
         if table is not None and table.ndim == 3 and _has_square_grid(table):
-            side = self.size // PATCH
+            side = self.input_size // PATCH
             adapted["pos_embed"] = resample_positions(table.float(), (side, side))
         return adapted
 
@@ -162,4 +166,5 @@ def _has_square_grid(table: Tensor) -> bool:
 
 
 def _nearest(pixels: int) -> int:
+    """The nearest side that is a multiple of the patch size."""
     return max(1, round(pixels / PATCH)) * PATCH

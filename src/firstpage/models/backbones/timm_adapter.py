@@ -1,4 +1,4 @@
-"""Every other network, as `timm:NAME`: the only file that knows timm."""
+"""Networks of timm as backbones: `timm:NAME`. Only this module imports timm."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from firstpage._spelling import meant
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Renormalize
 
-__all__ = ["ThroughTimm", "create_through_timm"]
+__all__ = ["TimmBackbone", "create_timm_backbone"]
+
+# Options of timm.create_model that `backbones.create` sets, or that would read another weights file.
+_RESERVED = ("pretrained", "checkpoint_path", "num_classes")
 
 
-class ThroughTimm(Backbone):
-    """A network of timm's as a backbone: its last three levels are the stages.
+class TimmBackbone(Backbone):
+    """A network of timm as a backbone: its last three levels are the stages.
 
-    Of a transformer they are a third, two thirds and all of the blocks, with whatever tokens it puts first.
+    The stages of a transformer end after a third, two thirds and all of the blocks, and include its prefix
+    tokens.
 
     Args:
-        network: made by `timm.create_model`, or anything that offers the same `pretrained_cfg`,
+        network: A network from `timm.create_model`, or any module with the same `pretrained_cfg`,
             `num_features`, `feature_info` and `forward_intermediates`.
-        size: pixels a side of its images; what its weights were trained on if left out.
+        size: Side of its images in pixels. Defaults to the size its weights were trained on.
 
     >>> class Levels(nn.Conv2d):
-    ...     "What of timm's interface is used here."
+    ...     "The part of timm's interface that is used here."
     ...     pretrained_cfg = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     ...     num_features = 4
     ...     feature_info = [{"num_chs": 4}] * 3
     ...     def forward_features(self, images):
     ...         return self(images)
-    >>> backbone = ThroughTimm(Levels(3, 4, 1))
-    >>> backbone.size, backbone.widths, backbone(torch.zeros(1, 3, 32, 32)).shape
+    >>> backbone = TimmBackbone(Levels(3, 4, 1))
+    >>> backbone.input_size, backbone.widths, backbone(torch.zeros(1, 3, 32, 32)).shape
     (32, (4, 4, 4), torch.Size([1, 4, 32, 32]))
     """
 
@@ -42,14 +46,16 @@ class ThroughTimm(Backbone):
         super().__init__()
         self.network = network
         settings = network.pretrained_cfg
-        self.size = size or settings["input_size"][-1]
+        self.input_size = size or settings["input_size"][-1]
         own = tuple(settings["mean"]), tuple(settings["std"])
         same = own == (IMAGENET_MEAN, IMAGENET_STD)
         self.renormalize: nn.Module = nn.Identity() if same else Renormalize(*own)
-        # Only transformers say how many tokens come before the patches.
+        heads = settings.get("classifier") or ()
+        self.ignored_prefixes = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
+        # Only transformers have this attribute.
         self.has_tokens = hasattr(network, "num_prefix_tokens")
         high = int(network.num_features)
-        self.prefix = int(getattr(network, "num_prefix_tokens", 0))
+        self.prefix_tokens = int(getattr(network, "num_prefix_tokens", 0))
         if self.has_tokens:
             self.widths = (high, high, high)
         else:
@@ -57,68 +63,69 @@ class ThroughTimm(Backbone):
             self.widths = (low, middle, high)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of the high stage for `images` [B, 3, H, W]."""
+        """Return the features of the high stage for `images` [B, 3, H, W]."""
         features: Tensor = self.network.forward_features(self.renormalize(images))
         return self._channels_first(features)
 
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The features of the low, middle and high stage."""
+        """Return the features of the low, middle and high stage."""
         if not hasattr(self.network, "forward_intermediates"):
             raise UserError(
-                f"stages: timm's {type(self.network).__name__} gives its last features only; "
-                "take a network with forward_intermediates, or a head on one stage"
+                f"head='multilevel': timm's {type(self.network).__name__} returns only its last features; "
+                "choose another head, or a network with forward_intermediates"
             )
         images = self.renormalize(images)
         if not self.has_tokens:
             high, (low, middle, _) = self.network.forward_intermediates(images, indices=3)
             return low, middle, self._channels_first(high)
         depth = len(self.network.blocks)
-        high, kept = self.network.forward_intermediates(
+        high, intermediates = self.network.forward_intermediates(
             images,
             indices=[depth // 3 - 1, 2 * depth // 3 - 1],
             output_fmt="NLC",
-            return_prefix_tokens=self.prefix > 0,
+            return_prefix_tokens=self.prefix_tokens > 0,
         )
-        if self.prefix:
-            kept = [torch.cat([prefix, patches], dim=1) for patches, prefix in kept]
-        return kept[0], kept[1], high
+        if self.prefix_tokens:
+            intermediates = [torch.cat([prefix, patches], dim=1) for patches, prefix in intermediates]
+        return intermediates[0], intermediates[1], high
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The entries of a file of timm's as this network names them."""
-        classifier = self.network.pretrained_cfg.get("classifier") or ()
-        heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-        leave_out = tuple(f"{head}." for head in heads)
-        return {f"network.{key}": value for key, value in state.items() if not key.startswith(leave_out)}
+        """Convert the keys of one of timm's weights files to this network's."""
+        return {f"network.{key}": value for key, value in super().adapt(state).items()}
 
     def _channels_first(self, features: Tensor) -> Tensor:
-        # forward_features of the Swin family puts the channels last.
+        # forward_features of the Swin family returns the channels last.
         last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         return features.permute(0, 3, 1, 2) if last and features.ndim == 4 else features
 
 
-def create_through_timm(
-    name: str, *, pretrained: bool = False, checkpointing: bool = False, **options: object
-) -> ThroughTimm:
-    """The network timm calls `name`, with `options` for `timm.create_model`.
+def create_timm_backbone(
+    name: str, options: Mapping[str, object], *, pretrained: bool = False, checkpointing: bool = False
+) -> TimmBackbone:
+    """Create the network that timm calls `name`.
 
     Args:
-        name: with or without a tag: `convnext_tiny`, `convnext_tiny.fb_in22k`.
-        pretrained: whether timm shall fetch its weights.
-        checkpointing: see `Backbone`.
-        **options: such as `img_size=224`.
+        name: Name with or without a tag: `convnext_tiny`, `convnext_tiny.fb_in22k`.
+        options: Further arguments of `timm.create_model`, such as `{"img_size": 224}`.
+        pretrained: Whether timm downloads its weights.
+        checkpointing: See `Backbone`.
 
     Raises:
-        UserError: timm is not installed, or what it needs is broken.
+        UserError: timm is not installed or cannot be imported, it has no such network or option, or its
+            weights cannot be downloaded.
 
     >>> try:
-    ...     create_through_timm("no_such_network")
-    ... except (ImportError, ValueError) as error:  # which of them, depends on whether timm is here
+    ...     create_timm_backbone("no_such_network", {})
+    ... except ValueError as error:  # the rest of the message depends on whether timm is installed
     ...     print(str(error)[:31])
     backbone 'timm:no_such_network'
     """
+    for key in _RESERVED:
+        if key in options:
+            raise UserError(f"backbone 'timm:{name}': option {key!r} is not allowed; use weights to load any")
     try:
         timm = import_module("timm")
-    # A torchvision that was built for another torch stops timm with a RuntimeError.
+    # A torchvision that was built for another torch makes timm raise a RuntimeError.
     except (ImportError, RuntimeError) as error:
         reason = "" if getattr(error, "name", None) == "timm" else f" ({_first_line(error)})"
         raise UserError(f"backbone 'timm:{name}' needs timm{reason}: pip install firstpage[timm]") from None
@@ -132,15 +139,15 @@ def create_through_timm(
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"backbone 'timm:{name}': timm could not get its weights ({_first_line(error)}): "
-            "give weights=PATH, or none"
+            "give weights=PATH, or leave weights out"
         ) from None
     if checkpointing:
         try:
             network.set_grad_checkpointing()
         except (AssertionError, AttributeError):
-            raise UserError(f"checkpointing=True: timm's {name} cannot; leave it out") from None
+            raise UserError(f"checkpointing=True: timm's {name} does not support it; leave it out") from None
     size = options.get("img_size")
-    return ThroughTimm(network, size if isinstance(size, int) else None)
+    return TimmBackbone(network, size if isinstance(size, int) else None)
 
 
 def _first_line(error: Exception) -> str:

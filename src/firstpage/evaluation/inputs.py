@@ -1,4 +1,4 @@
-"""Embeddings, checked before they are measured."""
+"""Conversion and checks of the embeddings and labels that a user passes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from firstpage.errors import UserError
 
-__all__ = ["Numbers", "as_labeled", "as_tensor", "as_vectors", "inverse_lengths"]
+__all__ = ["ArrayLike", "as_labeled_vectors", "as_tensor", "as_vectors", "inverse_norms"]
 
-Numbers = Tensor | NDArray[Any] | Sequence[Any]  # what `torch.as_tensor` takes
+ArrayLike = Tensor | NDArray[Any] | Sequence[Any]
 
-_CHUNK = 2**22  # values looked at together, so that a large gallery is never copied
+_CHUNK = 2**22  # values processed at a time, so that a large gallery is never copied
 
 
-def as_tensor(name: str, values: Numbers) -> Tensor:
-    """A tensor of numbers given in any way; a tensor is itself, and an array shares its memory if it can.
+def as_tensor(name: str, values: ArrayLike) -> Tensor:
+    """Convert numbers to a tensor. A tensor is returned as it is; an array shares its memory if possible.
 
     >>> as_tensor("labels", [3, 1])
     tensor([3, 1])
     >>> as_tensor("labels", ["auk", "wren"])
     Traceback (most recent call last):
-    firstpage.errors.UserError: labels: got list, not numbers: give a tensor or an array of numbers
+    firstpage.errors.UserError: labels: got list, not numbers; give a tensor or an array of numbers
     """
     if isinstance(values, Tensor):
         return values
@@ -34,16 +34,16 @@ def as_tensor(name: str, values: Numbers) -> Tensor:
         if all(isinstance(value, Tensor) for value in values):
             return torch.stack(list(values))
         array = np.asarray(values)
-        native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])  # as torch wants it
+        native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])  # as torch requires
         return torch.from_numpy(native)
     except (TypeError, ValueError, RuntimeError):
         raise UserError(
-            f"{name}: got {type(values).__name__}, not numbers: give a tensor or an array of numbers"
+            f"{name}: got {type(values).__name__}, not numbers; give a tensor or an array of numbers"
         ) from None
 
 
-def as_vectors(name: str, values: Numbers) -> Tensor:
-    """[N, D] float vectors as a tensor, or a complaint.
+def as_vectors(name: str, values: ArrayLike) -> Tensor:
+    """Convert vectors to a float tensor [N, D], or raise a `UserError`.
 
     >>> as_vectors("embeddings", [1.0, 2.0])
     Traceback (most recent call last):
@@ -59,61 +59,62 @@ def as_vectors(name: str, values: Numbers) -> Tensor:
     return vectors
 
 
-def as_labeled(name: str, vectors: Numbers, labels_name: str, labels: Numbers) -> tuple[Tensor, Tensor]:
-    """One float vector and one integer label a row, on one device, as tensors, or a complaint.
+def as_labeled_vectors(
+    name: str, vectors: ArrayLike, labels_name: str, labels: ArrayLike
+) -> tuple[Tensor, Tensor]:
+    """Convert vectors [N, D] and their integer labels [N] to tensors on one device, or raise a `UserError`.
 
-    >>> as_labeled("gallery", torch.eye(3), "gallery_labels", torch.arange(2))
+    >>> as_labeled_vectors("gallery", torch.eye(3), "gallery_labels", torch.arange(2))
     Traceback (most recent call last):
-    firstpage.errors.UserError: gallery_labels: got shape (2,), need shape (3,): one label per row of gallery
+    firstpage.errors.UserError: gallery_labels: got shape (2,), need shape (3,), one label per row ...
     """
     vectors, labels = as_vectors(name, vectors), as_tensor(labels_name, labels)
     if labels.shape != vectors.shape[:1]:
         raise UserError(
-            f"{labels_name}: got shape {tuple(labels.shape)}, need shape ({len(vectors)},): "
+            f"{labels_name}: got shape {tuple(labels.shape)}, need shape ({len(vectors)},), "
             f"one label per row of {name}"
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise UserError(f"{labels_name}: got dtype {labels.dtype}, need integers")
     if labels.device != vectors.device:
         raise UserError(
-            f"{labels_name} on {labels.device}, {name} on {vectors.device}: "
+            f"{labels_name} on {labels.device}, {name} on {vectors.device}; "
             f"call {labels_name}.to({str(vectors.device)!r})"
         )
     return vectors, labels
 
 
-def inverse_lengths(name: str, vectors: Tensor) -> Tensor:
-    """[N, 1] what scales each row to length one, in at least float32, without a copy of the rows.
+def inverse_norms(name: str, vectors: Tensor) -> Tensor:
+    """Return the reciprocal of each row's norm [N, 1], in at least float32, without copying the rows.
 
     Raises:
-        UserError: a row holds NaN or infinity, or has no direction because it is zero.
+        UserError: A row contains NaN or infinity, or is zero and has no direction.
 
-    >>> inverse_lengths("embeddings", torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
+    >>> inverse_norms("embeddings", torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
     tensor([[0.2000],
             [2.0000]])
-    >>> inverse_lengths("embeddings", torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    >>> inverse_norms("embeddings", torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     Traceback (most recent call last):
-    firstpage.errors.UserError: embeddings: row 1 is zero: it has no direction to compare; leave ...
+    firstpage.errors.UserError: embeddings: row 1 is zero and has no direction; leave ...
     """
     dtype = torch.promote_types(vectors.dtype, torch.float32)
     rows = max(1, _CHUNK // vectors.shape[1])
-    lengths = torch.cat(
+    norms = torch.cat(
         [
             torch.linalg.vector_norm(part, dim=1, keepdim=True, dtype=torch.float64)
             for part in torch.split(vectors, rows)
         ]
     )
-    inverse = (1 / lengths).to(dtype)
+    inverse = (1 / norms).to(dtype)
     bad = ~(inverse.isfinite() & (inverse > 0)).squeeze(1)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
-        if bool(lengths[row].isfinite()) and not inverse[row].isfinite():
+        if bool(norms[row].isfinite()) and not inverse[row].isfinite():
             raise UserError(
-                f"{name}: row {row} is zero: it has no direction to compare; "
-                "leave the image out, or look for a dead layer"
+                f"{name}: row {row} is zero and has no direction; "
+                "leave the image out, or look for a layer that outputs only zeros"
             )
         raise UserError(
-            f"{name}: row {row} holds NaN or infinity: "
-            "the model that made it has diverged, or its image is broken"
+            f"{name}: row {row} holds NaN or infinity; use a model that has not diverged, and check the image"
         )
     return inverse

@@ -15,7 +15,7 @@ from firstpage import durable
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 
-__all__ = ["export", "input_words"]
+__all__ = ["describe_input", "export_onnx"]
 
 _RESIZES = {
     "squash": "both sides scaled to {}",
@@ -24,44 +24,43 @@ _RESIZES = {
 }
 
 
-def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> Path:
-    """Write the network as ONNX for any batch size, and check it against onnxruntime where there is one.
+def export_onnx(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> Path:
+    """Write the network as ONNX for any batch size, and check it with onnxruntime if that is installed.
 
     The input is `images`, float32 [batch, 3, crop, crop], normalized; the output `embeddings`, unit vectors.
-    How a photo becomes such an input is in the file: its description says what `input_words` does, and its
-    metadata has `mean`, `std`, `crop`, `stored`, `resize` and `dim`, each as JSON.
+    The file documents how an image becomes such an input: its description is that of `describe_input`, and
+    its metadata has `mean`, `std`, `crop`, `stored`, `resize` and `dim`, each as JSON.
 
     Args:
-        model: what to export.
-        path: the file.
-        tolerance: largest difference of an entry that is accepted.
+        model: The embedder to export.
+        path: The file to write.
+        tolerance: Largest difference between an entry of torch's and of onnxruntime's vectors.
 
     Raises:
-        UserError: the exporter is not installed.
-        UserError: onnxruntime gives other vectors.
+        UserError: The exporter is not installed, or onnxruntime returns different vectors.
 
     >>> import tempfile
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     export(model, Path(folder, "model.onnx")).name
+    ...     export_onnx(model, Path(folder, "model.onnx")).name
     'model.onnx'
     """
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UserError("export needs onnx and onnxscript: pip install firstpage[onnx]") from None
+        raise UserError("the export to ONNX needs onnx and onnxscript: pip install firstpage[onnx]") from None
     target = durable.check(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    model = copy.deepcopy(model).cpu().eval()  # where the figures to compare with are exact
+    model = copy.deepcopy(model).cpu().eval()  # where the vectors to compare with are exact
     crop = model.preprocess.size
     images = torch.randn(3, 3, crop, crop)
     registry = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registry.level
-    registry.setLevel(logging.ERROR)  # it misses torchvision, which nothing here needs
+    registry.setLevel(logging.ERROR)  # it warns about a missing torchvision, which is not needed
     try:
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch's own code, to torch
+            warnings.simplefilter("ignore", FutureWarning)  # raised by torch about its own code
             program = torch.onnx.export(
                 model,
                 (images,),
@@ -75,38 +74,39 @@ def export(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 
     finally:
         registry.setLevel(level)
     assert program is not None
-    written = program.model_proto
-    written.doc_string = written.graph.input[0].doc_string = input_words(model)
+    proto = program.model_proto
+    proto.doc_string = proto.graph.input[0].doc_string = describe_input(model)
     for key, value in _metadata(model).items():
-        written.metadata_props.add(key=key, value=json.dumps(value))
-    data = written.SerializeToString()
+        proto.metadata_props.add(key=key, value=json.dumps(value))
+    data = proto.SerializeToString()
     try:
         import onnxruntime
     except ImportError:
         pass
     else:
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        found = torch.from_numpy(session.run(None, {"images": images[:2].numpy()})[0])
-        difference = (found - expected).abs().max().item()
+        actual = torch.from_numpy(session.run(None, {"images": images[:2].numpy()})[0])
+        difference = (actual - expected).abs().max().item()
         if not difference <= tolerance:
-            raise UserError(f"export({str(target)!r}): onnxruntime differs by {difference:.1e}: not written")
+            raise UserError(
+                f"export to {str(target)!r}: onnxruntime's vectors differ by {difference:.1e}, more than "
+                f"tolerance={tolerance:g}; no file was written"
+            )
     durable.write(target, data)
     return target
 
 
-def input_words(model: Embedder) -> str:
-    """What the network's input must be, in one line.
+def describe_input(model: Embedder) -> str:
+    """Describe in one line how an image becomes the network's input.
 
-    >>> input_words(Embedder.create(backbone="small", dim=4, stored=48, crop=40))
+    >>> describe_input(Embedder.create(backbone="small", dim=4, stored=48, crop=40))
     'input: RGB, both sides scaled to 48, central 40 × 40, values 0 to 1, minus mean 0.485, 0.456, 0.406, ...'
     """
-    about = _metadata(model)
-    resized = _RESIZES[model.settings.resize].format(about["stored"])
-    mean, std = (
-        ", ".join(f"{value:g}" for value in part) for part in (model.backbone.mean, model.backbone.std)
-    )
+    settings, backbone = model.settings, model.backbone
+    resized = _RESIZES[settings.resize].format(settings.stored)
+    mean, std = (", ".join(f"{value:g}" for value in part) for part in (backbone.mean, backbone.std))
     return (
-        f"input: RGB, {resized}, central {about['crop']} × {about['crop']}, values 0 to 1, "
+        f"input: RGB, {resized}, central {settings.crop} × {settings.crop}, values 0 to 1, "
         f"minus mean {mean}, divided by std {std}"
     )
 

@@ -1,0 +1,156 @@
+"""A saved config that somebody wrote by hand, cut or spoiled: it loads, or is refused in one line."""
+
+import copy
+import json
+import random
+
+import pytest
+import torch
+
+from firstpage.errors import UserError
+from firstpage.models import Embedder, weights
+
+NUMBERS = [True, False, 0, -1, 1, 3, 10**4, 10**7, 10**18, 10**400, 0.5, float("nan"), float("inf")]
+TEXTS = ["", "small", "resnet18", "vit_small_14", "timm:resnet18", "json:JSONDecoder", "no.such:Module"]
+TEXTS += ["two\nlines\x1b[31m", "\ud800", "x" * 10_000]
+TABLES = [{}, {"a": 1}, {"size": 28}, {"size": 10**18}, {"size": "28"}, {"weights": "imagenet"}]
+TABLES += [{"checkpointing": True}, {"name": "x"}, {"pretrained": True}, {"two\nlines": [1]}]
+VALUES = [None, [], [1, 2], *NUMBERS, *TEXTS, *TABLES]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return Embedder.create(backbone="small", dim=4, stored=40).save(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_fetched(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("fetched")
+
+    monkeypatch.setattr(weights, "fetch", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+
+
+def mutated(config, draw):
+    """The text of `config` with one to three things changed, or spoiled as a text."""
+    config = copy.deepcopy(config)
+    for _ in range(draw.randint(1, 3)):
+        table = draw.choice([config, config["model"], config["model"], config["model"]])
+        if not isinstance(table, dict):
+            break
+        key = draw.choice([*table, "novelty", "two\nlines"])
+        action = draw.choice(["replace", "replace", "replace", "delete", "rename", "nest"])
+        if action == "replace":
+            table[key] = copy.deepcopy(draw.choice(VALUES))
+        elif action == "delete":
+            table.pop(key, None)
+        elif action == "rename":
+            table[key[:-1] + draw.choice("xyz\n")] = table.pop(key, 1)
+        else:
+            for _ in range(draw.choice([1, 50, 300])):
+                table[key] = draw.choice([[table.get(key)], {key: table.get(key)}])
+        if not isinstance(config.get("model"), dict):
+            break
+    text = json.dumps(config)
+    if draw.random() < 0.2:
+        begin = draw.randrange(len(text))
+        text = (
+            text[:begin] + draw.choice(["", "}", "[", "\x00", '"', text]) + text[begin + draw.randrange(5) :]
+        )
+    return text
+
+
+def refusal(folder):
+    """The message that refuses a model, or None if it loads and works."""
+    try:
+        model = Embedder.load(folder)
+    except (UserError, FileNotFoundError) as error:
+        return str(error)
+    assert model.settings.weights is None
+    if model.settings.crop < 100:
+        assert model(torch.randn(1, 3, model.settings.crop, model.settings.crop)).isfinite().all()
+    return None
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_seeded_mutations(saved, tmp_path, part):
+    config = json.loads((saved / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(saved / "model.safetensors")
+    loaded = 0
+    for seed in range(60 * part, 60 * (part + 1)):
+        text = mutated(config, random.Random(seed))
+        (tmp_path / "config.json").write_bytes(text.encode(errors="surrogatepass"))
+        message = refusal(tmp_path)
+        if message is None:
+            loaded += 1
+            continue
+        assert message.isprintable()
+        assert str(tmp_path) in message
+        assert len(message) < 600
+    assert 0 < loaded < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not a firstpage model of version 1"),
+        ("[]", "not a firstpage model of version 1"),
+        ('{"firstpage": 2, "model": {}}', "not a firstpage model of version 1"),
+        ("[" * 100_000, "not a firstpage model of version 1"),
+        ('{"firstpage": 1}', "must hold the version `firstpage`, the table `model`, and nothing else"),
+        ('{"firstpage": 1, "model": []}', "must hold the version `firstpage`, the table `model`"),
+        ('{"firstpage": 1, "model": {}, "extra": 1}', "and nothing else"),
+        ('{"firstpage": 1, "model": {"dims": 4}}', "model.dims: no such setting; did you mean 'model.dim'?"),
+        ('{"firstpage": 1, "model": {"dim": "4"}}', "model.dim='4': must be a whole number"),
+        ('{"firstpage": 1, "model": {"dim": true}}', "model.dim=True: must be a whole number"),
+        ('{"firstpage": 1, "model": {"dim": 100000000000}}', "model.dim=100000000000: must lie in 1..65536"),
+        ('{"firstpage": 1, "model": {"stored": 0}}', "model.stored=0: must lie in 1..8192"),
+        ('{"firstpage": 1, "model": {"resize": "up"}}', "resize='up': choose one of squash, shorter, pad"),
+        ('{"firstpage": 1, "model": {"head": ["linear"]}}', "model.head=['linear']: must be a text"),
+        (
+            '{"firstpage": 1, "model": {"options": {"weights": "imagenet"}}}',
+            "model.options: 'weights' is no option of a backbone",
+        ),
+        (
+            '{"firstpage": 1, "model": {"backbone": "timm:resnet18", "options": {"checkpoint_path": "x"}}}',
+            "option 'checkpoint_path' is not allowed",
+        ),
+        (
+            '{"firstpage": 1, "model": {"backbone": "vit_small_14", "options": {"size": "28"}}}',
+            "size='28': must be a multiple of 14, such as 224",
+        ),
+        (
+            '{"firstpage": 1, "model": {"backbone": "vit_small_14", "options": {"size": 140000000000}}}',
+            "must be a multiple of 14, such as 3584, and at most 3584",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_file(saved, tmp_path, text, complaint):
+    (tmp_path / "model.safetensors").symlink_to(saved / "model.safetensors")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        Embedder.load(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: ")
+    assert complaint in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_settings_that_do_not_fit_the_tensors_say_which(saved, tmp_path):
+    config = json.loads((saved / "config.json").read_text())
+    config["model"]["dim"] = 5
+    (tmp_path / "model.safetensors").symlink_to(saved / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match=r"does not fit config\.json: .*size mismatch for heads\.0\.1\.weight"
+    ):
+        Embedder.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["imagenet", "nowhere.pth", ["imagenet"], 3])
+def test_weights_in_a_saved_config_are_ignored(saved, tmp_path, value):
+    config = json.loads((saved / "config.json").read_text())
+    config["model"]["weights"] = value
+    (tmp_path / "model.safetensors").symlink_to(saved / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Embedder.load(tmp_path).settings == Embedder.load(saved).settings
