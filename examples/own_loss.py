@@ -39,7 +39,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     args = parser.parse_args()
     torch.manual_seed(0)
-
     catalog = data.read(args.data, **({"images": 3} if args.data == "glyphs" else {})).split("train")
     pixels = data.PixelStore.build(catalog, size=36, progress=False)
     sampler = data.GroupSampler(catalog.labels, batch_size=48, images_per_class=3)
