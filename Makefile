@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: help test lint types unit format demo clean
+.PHONY: help test lint types unit format demo docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -32,6 +32,14 @@ format: $(VENV)/.ready ## format, and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs-ready ## build the documentation into site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "wrote site/index.html"
+
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""The scripts in examples/ run without arguments and print what they promise."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Run an example in an empty folder, with a cache that all of them share."""
+    cache, folder = (tmp_path_factory.mktemp(name) for name in ("cache", "empty"))
+    environment = os.environ | {
+        "FIRSTPAGE_CACHE": str(cache),
+        "PYTHONPATH": str(ROOT / "src"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run_example(name):
+        command = [sys.executable, str(ROOT / "examples" / name)]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not any(folder.iterdir())
+        return done.stdout
+
+    return run_example
+
+
+def test_own_loop_improves_the_retrieval_of_unseen_classes(run):
+    printed = run("own_loop.py")
+    found = re.fullmatch(
+        r"untrained +P@1 +([\d.]+) +R@8 +([\d.]+)\ntrained +P@1 +([\d.]+) +R@8 +([\d.]+)\n", printed
+    )
+    assert found, printed
+    before, after = float(found[2]), float(found[4])
+    assert after > before
+
+
+def test_train_and_search_prints_the_query_first_and_four_neighbors(run):
+    printed = run("train_and_search.py").splitlines()
+    assert re.fullmatch(r"P@1 [\d.]+ before training, [\d.]+ after", printed[0])
+    query = re.fullmatch(r"nearest to (.+):", printed[1])[1]
+    neighbors = [re.fullmatch(r"  (-?[\d.]+)  (.+?)  +(\S+)", line).groups() for line in printed[2:]]
+    scores = [float(score) for score, _, _ in neighbors]
+    assert len(neighbors) == 5
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] == pytest.approx(1, abs=0.01)
+    assert query.endswith(neighbors[0][2])
+
+
+def test_own_loss_falls(run):
+    printed = run("own_loss.py")
+    values = [float(value) for value in re.findall(r"epoch \d: loss (-?[\d.]+)", printed)]
+    assert len(values) == 3
+    assert values[-1] < values[0]
