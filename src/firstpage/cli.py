@@ -91,10 +91,10 @@ def _stopping() -> Iterator[None]:
 @app.command("demo")
 def _demo(out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo")) -> None:
     """Train on the embedded glyphs, and show the first page before and after."""
-    from firstpage.demo import demo
+    from firstpage.demo import run_demo
 
     with _stopping():
-        text = demo(out)
+        text = run_demo(out)
     typer.echo(text)
 
 
@@ -157,13 +157,14 @@ def _evaluate(
     cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
 ) -> None:
     """Measure a model on its test images: figures with 95 % intervals, worst classes, confused classes."""
-    from firstpage.report import Subject, measure
+    from firstpage.report import embed_test, evaluate_test
+    from firstpage.runs import open_run
 
     if out is not None:
         durable.check(out)
-    opened = Subject.open(subject, data, protocol=protocol, device=device, cache=cache)
-    measured = measure(opened, clustering=clustering)
-    text = measured.json() if as_json else measured.text(every_class)
+    opened = open_run(subject, data, protocol=protocol, device=device, cache=cache)
+    evaluation = evaluate_test(embed_test(opened), clustering=clustering)
+    text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
         typer.echo(text)
     else:
@@ -182,9 +183,11 @@ def _report(
     cache: Annotated[Path | None, typer.Option(help="Where decoded pixels are kept.")] = None,
 ) -> None:
     """Write all that can be shown of a run, or of several side by side, into one HTML file."""
-    from firstpage.report import report
+    from firstpage.report import write_report
 
-    path = report(runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache)
+    path = write_report(
+        runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache
+    )
     typer.echo(f"wrote {path}")
 
 

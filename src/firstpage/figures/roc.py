@@ -1,4 +1,4 @@
-"""ROC: the share of positives found by the share of negatives let in (Sampling Wisely, Fig. 4)."""
+"""ROC curve: true against false positive rate (Sampling Wisely, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from firstpage.figures.style import Style, literal, style
+from firstpage.figures.style import Style, escape_label, make_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
 __all__ = ["plot_roc"]
 
 
-def plot_roc(curves: Mapping[str, tuple[Tensor, Tensor]], *, look: Style | None = None) -> Figure:
-    """True against false positive rate, a curve for each model, its area in the legend.
+def plot_roc(curves: Mapping[str, tuple[Tensor, Tensor]], *, style: Style | None = None) -> Figure:
+    """Plot the ROC curve of each model, with its area in the legend.
 
     Args:
-        curves: name → (false positive rate, true positive rate), shares of 1, as `Retrieval.roc_curve` gives
-            them.
-        look: light or dark.
+        curves: Model name → (false positive rate, true positive rate) in [0, 1], as in `Retrieval.roc_curve`.
+        style: Colors. Defaults to those for light pages.
 
     >>> figure = plot_roc({"topk": (torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1.0]))})
     >>> figure.axes[0].lines[0].get_label()
     'topk (area 1.000)'
     """
-    look = look or style()
-    figure, (axes,) = look.panels()
+    style = style or make_style()
+    figure, (axes,) = style.panels()
     for number, (name, (false, true)) in enumerate(curves.items()):
         area = float(torch.trapezoid(true.double(), false.double()))
-        axes.plot(false.cpu(), true.cpu(), label=f"{literal(name)} (area {area:.3f})", **look.curve(number))
-    axes.plot([0, 1], [0, 1], color=look.ink, linewidth=0.6, linestyle=":")  # by chance
+        axes.plot(
+            false.cpu(), true.cpu(), label=f"{escape_label(name)} (area {area:.3f})", **style.curve(number)
+        )
+    axes.plot([0, 1], [0, 1], color=style.foreground, linewidth=0.6, linestyle=":")  # chance
     axes.set(xlim=(0, 1), ylim=(0, 1.01))
-    look.label(axes, "false positive rate", "true positive rate")
-    look.legend(axes, loc="lower right")
+    style.label(axes, "false positive rate", "true positive rate")
+    style.legend(axes, loc="lower right")
     return figure
