@@ -37,10 +37,12 @@ def test_a_run_finds_its_data_and_repeats_its_figures(runs):
 
 def roc_of_figure(sources, folder, monkeypatch, **settings):
     """The ROC curve that `figures.draw` plots."""
-    from firstpage.figures import roc
+    from firstpage.figures import retrieval_curves
 
     drawn = {}
-    monkeypatch.setattr(roc, "plot_roc", lambda curves, style: drawn.update(curves) or style.panels()[0])
+    monkeypatch.setattr(
+        retrieval_curves, "plot_roc", lambda curves, style: drawn.update(curves) or style.panels()[0]
+    )
     figures.draw("roc", sources, folder / "roc.svg", **settings)
     return drawn
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstpage.data import read
-from firstpage.report import embed_test, embedding, evaluate_test, render_page, write_page, write_report
+from firstpage.report import embed_test, evaluate_test, images, render_page, write_page, write_report
 from firstpage.report.charts import STYLE, plot_series, render_chart
 from firstpage.report.lists import select_examples
 from firstpage.report.markup import Html, tag
@@ -207,7 +207,7 @@ def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):
 
 
 def test_without_opentsne_the_map_is_pca_and_says_so(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
     path = write_report(
         [runs / "one"], tmp_path / "pca.html", cache=runs / "cache", clustering=False, progress=False
     )
@@ -219,9 +219,9 @@ def test_principal_positions_keep_what_differs_most():
     angles = torch.linspace(0, 6, 50, dtype=torch.float64)
     plane = torch.stack([3 * angles.cos(), angles.sin()], 1)
     turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0][:2]
-    found = torch.from_numpy(embedding.principal_positions(plane @ turn + 5))
+    found = torch.from_numpy(images.principal_positions(plane @ turn + 5))
     torch.testing.assert_close(torch.cdist(found, found), torch.cdist(plane, plane))
-    assert embedding.principal_positions(torch.randn(5, 1)).shape == (5, 2)
+    assert images.principal_positions(torch.randn(5, 1)).shape == (5, 2)
 
 
 def test_best_median_and_worst_are_what_they_say():

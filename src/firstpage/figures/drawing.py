@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from firstpage import durable
 from firstpage._spelling import meant
 from firstpage.errors import UserError
-from firstpage.figures.style import SUFFIXES, Style, make_style, save
+from firstpage.figures.style import SUFFIXES, Style, distinct_names, make_style, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,16 +49,14 @@ class _Request:
         return [Record.read(source) for source in self.sources]
 
     def embeddings(self) -> dict[str, EmbeddedImages]:
-        """Return embeddings by title: the name of the file, or its path if two have the same name."""
+        """Return embeddings by title: the name of the file, with its folders if two have the same name."""
         from firstpage.data import read
         from firstpage.figures.embeddings import read_embeddings
 
         if not self.sources:
             raise UserError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
-        titles = [Path(source).resolve().name.removesuffix(".npz") for source in self.sources]
-        if len({*titles}) < len(titles):
-            titles = [source.removesuffix(".npz") for source in self.sources]
+        titles = distinct_names([source.removesuffix(".npz") for source in self.sources])
         return {
             title: read_embeddings(source, catalog)
             for title, source in zip(titles, self.sources, strict=True)
@@ -101,36 +100,27 @@ def _tensors(queries: EmbeddedImages, gallery: EmbeddedImages | None) -> tuple[T
     return tuple(tensor for images in both for tensor in (images.embeddings, images.labels))
 
 
-def _training(request: _Request) -> Figure:
-    from firstpage.figures.training_curves import plot_training_curves
+def _training(request: _Request, by: Literal["iterations", "triplets"] = "iterations") -> Figure:
+    from firstpage.figures.run_metrics import plot_training_curves
 
-    return plot_training_curves(request.runs(), style=request.style)
-
-
-def _training_triplets(request: _Request) -> Figure:
-    from firstpage.figures.training_curves import plot_training_curves
-
-    return plot_training_curves(request.runs(), by="triplets", style=request.style)
+    return plot_training_curves(request.runs(), by=by, style=request.style)
 
 
 def _group_size(request: _Request) -> Figure:
-    from firstpage.figures.group_size import by_group_size, plot_group_size
+    from firstpage.figures.run_metrics import by_group_size, plot_group_size
 
     return plot_group_size(by_group_size(request.runs()), style=request.style)
 
 
-def _precision_recall(request: _Request) -> Figure:
-    from firstpage.figures.precision_recall import plot_precision_recall
+def _retrieval_curve(request: _Request) -> Figure:
+    from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
 
-    curves = {name: retrieval.pr_curve for name, retrieval in request.retrievals().items()}
-    return plot_precision_recall(curves, style=request.style)
-
-
-def _roc(request: _Request) -> Figure:
-    from firstpage.figures.roc import plot_roc
-
-    curves = {name: retrieval.roc_curve for name, retrieval in request.retrievals().items()}
-    return plot_roc(curves, style=request.style)
+    retrievals = request.retrievals()
+    if request.name == "roc":
+        return plot_roc({name: each.roc_curve for name, each in retrievals.items()}, style=request.style)
+    return plot_precision_recall(
+        {name: each.pr_curve for name, each in retrievals.items()}, style=request.style
+    )
 
 
 def _retrieved_lists(request: _Request) -> Image.Image:
@@ -162,7 +152,7 @@ def _embedding_map(request: _Request) -> Figure:
 
 
 def _class_similarity(request: _Request) -> Figure:
-    from firstpage.figures.class_similarity import plot_class_similarity, same_class_similarity
+    from firstpage.figures.similarity_histograms import plot_class_similarity, same_class_similarity
 
     histograms = {
         name: same_class_similarity(images.embeddings, images.labels)
@@ -172,7 +162,7 @@ def _class_similarity(request: _Request) -> Figure:
 
 
 def _train_similarity(request: _Request) -> Figure:
-    from firstpage.figures.train_similarity import nearest_train, plot_train_similarity
+    from firstpage.figures.similarity_histograms import nearest_train, plot_train_similarity
 
     similarities = {
         name: nearest_train(
@@ -203,11 +193,11 @@ def _theory(request: _Request) -> Figure:
 _FIGURES: dict[str, Callable[[_Request], Figure | Image.Image]] = {
     # from run folders
     "training": _training,
-    "training-triplets": _training_triplets,
+    "training-triplets": partial(_training, by="triplets"),
     "group-size": _group_size,
     # from files of embeddings
-    "precision-recall": _precision_recall,
-    "roc": _roc,
+    "precision-recall": _retrieval_curve,
+    "roc": _retrieval_curve,
     "retrieved-lists": _retrieved_lists,
     "embedding-map": _embedding_map,
     "class-similarity": _class_similarity,

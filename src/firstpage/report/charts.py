@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from firstpage.figures.precision_recall import plot_precision_recall
-from firstpage.figures.roc import plot_roc
+from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
 from firstpage.figures.style import Style, escape_label
 from firstpage.report.evaluation import Evaluation
 from firstpage.report.markup import Html, escape, name_tag, tag
@@ -40,7 +39,6 @@ RUNS = 6  # colors of runs, which then repeat with other line styles
 _PLACEHOLDERS = {"ink": "#010203", "line": "#010204", "right": "#010205", "wrong": "#010206"} | {
     f"run-{number}": f"#01021{number}" for number in range(RUNS)
 }
-_VARIABLES = {placeholder: f"var(--{name})" for name, placeholder in _PLACEHOLDERS.items()}
 
 STYLE = Style(
     background="none",
@@ -183,8 +181,8 @@ def _render_svg(figure: Figure, title: str) -> Html:
         figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].strip()
-    for placeholder, variable in _VARIABLES.items():
-        svg = svg.replace(placeholder, variable)
+    for name, placeholder in _PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, f"var(--{name})")
     # The ids of a graphic must be unique on the page.
     prefix = f"f{hashlib.blake2b(svg.encode(), digest_size=4).hexdigest()}-"
     svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)

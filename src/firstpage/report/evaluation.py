@@ -63,12 +63,11 @@ class Evaluation:
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Every retrieval metric by name, with its intervals."""
-        estimates = {}
-        for name, value in self.retrieval.row().items():
-            over_queries = self.retrieval.interval(name, over="queries")
-            over_classes = self.retrieval.interval(name, over="classes")
-            estimates[name] = Estimate(name, value, over_queries, over_classes)
-        return estimates
+        interval = self.retrieval.interval
+        return {
+            name: Estimate(name, value, interval(name, over="queries"), interval(name, over="classes"))
+            for name, value in self.retrieval.row().items()
+        }
 
     @cached_property
     def classes(self) -> list[dict[str, Any]]:

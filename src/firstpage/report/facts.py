@@ -44,7 +44,9 @@ def run_facts(record: Record) -> dict[str, str]:
         "Data fingerprint": str(data["fingerprint"])[:16] if "fingerprint" in data else None,
         "Device": about.get("device"),
         "Time in training": _format_seconds(result.get("seconds")),
-        "Throughput": _format_throughput(result.get("images_per_second")),
+        "Throughput": f"{result['images_per_second']:,.0f} images/s"
+        if result.get("images_per_second")
+        else None,
         "firstpage": about.get("firstpage"),
         "torch": about.get("torch"),
         "Python": about.get("python"),
@@ -115,7 +117,3 @@ def _format_seconds(seconds: float | None) -> str | None:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _format_throughput(images_per_second: float | None) -> str | None:
-    return f"{images_per_second:,.0f} images/s" if images_per_second else None

@@ -8,17 +8,12 @@ import torch
 from torch import Tensor
 
 from firstpage.report.evaluation import Evaluation
+from firstpage.report.images import Thumbnails
 from firstpage.report.markup import Html, name_tag, tag
 from firstpage.report.tables import render_swatch
-from firstpage.report.thumbnails import Thumbnails
 
 PER_GROUP = 4  # queries of the best, the median and the worst each
 PAIRS, EXAMPLES = 9, 3  # confused pairs of classes, and images of each class
-_TITLES = {
-    "best": "Best queries",
-    "median": "Median queries",
-    "worst": "Worst queries",
-}
 
 
 def render_lists(
@@ -39,7 +34,7 @@ def render_lists(
     blocks = []
     for kind, positions in select_examples(scores, first.retrieval.labels, PER_GROUP).items():
         queries = [_render_query(runs, thumbnails, position, all_names) for position in positions]
-        blocks += [tag("h3", _TITLES[kind], *suffix), tag("div", *queries, class_="card")]
+        blocks += [tag("h3", f"{kind.capitalize()} queries", *suffix), tag("div", *queries, class_="card")]
     return blocks
 
 
@@ -104,38 +99,24 @@ def _render_query(
 
 def render_confusions(evaluation: Evaluation, thumbnails: Thumbnails) -> Html:
     """Show the pairs of classes most often confused, with queries and their wrong first results."""
-    retrieval, names = evaluation.retrieval, thumbnails.catalog.classes
-    test = evaluation.test
+    retrieval, test = evaluation.retrieval, evaluation.test
     items = []
     for query_class, result_class, count in retrieval.confusions(PAIRS):
         of_class = retrieval.labels == query_class
         cases = (of_class & (retrieval.first_labels[:, 0] == result_class)).nonzero().flatten()[:EXAMPLES]
         queries = test.rows.queries[retrieval.rows[cases].numpy()].tolist()
         results = test.searched_rows[retrieval.first[cases, 0].numpy()].tolist()
-        sides = [
-            tag(
-                "div",
-                tag(
-                    "div",
-                    *(thumbnails.element(row, f"{title}: {names[label]}") for row in rows),
-                    class_="examples",
-                ),
-                name_tag(names[label]),
-            )
-            for title, label, rows in (
-                ("Query", query_class, queries),
-                ("Found first", result_class, results),
-            )
-        ]
-        middle = tag(
-            "div",
-            tag("span", f"{count}", class_="count"),
-            f"of {int(of_class.sum())}",
-            tag("br"),
-            "→",
-            class_="arrow",
-        )
-        items.append(tag("li", sides[0], middle, sides[1], class_="pair card"))
+        times = tag("span", f"{count}", class_="count")
+        arrow = tag("div", times, f"of {int(of_class.sum())}", tag("br"), "→", class_="arrow")
+        left = _render_class("Query", query_class, queries, thumbnails)
+        right = _render_class("Found first", result_class, results, thumbnails)
+        items.append(tag("li", left, arrow, right, class_="pair card"))
     if not items:
         return tag("p", "Every first result is right: no classes are confused.", class_="note")
     return tag("ul", *items, class_="pairs")
+
+
+def _render_class(title: str, label: int, rows: Sequence[int], thumbnails: Thumbnails) -> Html:
+    name = thumbnails.catalog.classes[label]
+    images = (thumbnails.element(row, f"{title}: {name}") for row in rows)
+    return tag("div", tag("div", *images, class_="examples"), name_tag(name))

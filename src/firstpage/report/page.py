@@ -14,22 +14,14 @@ import firstpage
 from firstpage import durable
 from firstpage.errors import UserError
 from firstpage.figures.style import distinct_names
+from firstpage.report import tables
 from firstpage.report.charts import render_curves, render_health
 from firstpage.report.embedded_test import embed_test
-from firstpage.report.embedding import render_map
 from firstpage.report.evaluation import Evaluation, evaluate_test
 from firstpage.report.facts import run_facts
+from firstpage.report.images import Thumbnails, render_map
 from firstpage.report.lists import render_confusions, render_lists
 from firstpage.report.markup import Html, join, name_tag, tag
-from firstpage.report.tables import (
-    render_classes,
-    render_comparison,
-    render_facts,
-    render_metrics,
-    render_swatch,
-    render_tiles,
-)
-from firstpage.report.thumbnails import Thumbnails
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.opening import open_run
 from firstpage.runs.record import Record
@@ -98,7 +90,9 @@ def write_report(
     """
     if not runs:
         raise UserError("runs=[]: name at least one run folder")
-    names = _unique_names(runs)
+    names = distinct_names(runs)
+    if len({*names}) < len(names):
+        raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
     target = durable.check(out if out is not None else Path(runs[0], "report.html"))
     opened = [  # all of them first, to fail before minutes of work
         open_run(run, data, protocol=protocol, device=device, cache=cache, progress=progress) for run in runs
@@ -184,7 +178,7 @@ def _render_header(runs: Mapping[str, Evaluation], same_test: bool) -> Html:
             tag("p", "firstpage report", class_="brand"),
             tag("h1", heading),
             tag("p", *(part for line in lines for part in (line, tag("br"))), class_="lead"),
-            render_tiles(first) if len(runs) == 1 else None,
+            tables.render_tiles(first) if len(runs) == 1 else None,
         ),
     )
 
@@ -222,15 +216,15 @@ def _sections(
     def each(render: Callable[[Evaluation, Thumbnails], Html]) -> list[Html]:
         parts = []
         for number, (name, evaluation) in enumerate(runs.items()):
-            parts += [tag("h3", render_swatch(number), name_tag(name))] if several else []
+            parts += [tag("h3", tables.render_swatch(number), name_tag(name))] if several else []
             parts.append(render(evaluation, thumbnails_of[name]))
         return parts
 
     same_test = len(groups) == 1
     if several:
-        metrics = render_comparison(runs, ranked=same_test)
+        metrics = tables.render_comparison(runs, ranked=same_test)
     else:
-        metrics = render_metrics(next(iter(runs.values())))
+        metrics = tables.render_metrics(next(iter(runs.values())))
     lists = [
         part
         for group, images in zip(groups, thumbnails, strict=True)
@@ -246,9 +240,9 @@ def _sections(
         ("health", "Health during training", render_health(runs)),
         ("lists", "Retrieved lists", [_LISTS, *lists]),
         ("confused", "Confused classes", [_CONFUSED, *each(render_confusions)]),
-        ("classes", "Worst classes", each(lambda evaluation, _: render_classes(evaluation))),
+        ("classes", "Worst classes", each(lambda evaluation, _: tables.render_classes(evaluation))),
         ("map", "Map of the embedding", each(render_map)),
-        ("run", "Run details", [tag("div", render_facts(runs), class_="card")]),
+        ("run", "Run details", [tag("div", tables.render_facts(runs), class_="card")]),
     ]
 
 
@@ -262,10 +256,7 @@ def _render_footer(runs: Mapping[str, Evaluation]) -> Html:
     return tag(
         "footer",
         *(tag("p", text) for name, text in protocols.items() if name in used),
-        tag(
-            "p",
-            f"Made by firstpage {firstpage.__version__} on {date.today()}. It needs no other file.",
-        ),
+        tag("p", f"Made by firstpage {firstpage.__version__} on {date.today()}. It needs no other file."),
     )
 
 
@@ -284,10 +275,3 @@ def _group_by_test(runs: Mapping[str, Evaluation]) -> list[dict[str, Evaluation]
         else:
             groups.append({name: evaluation})
     return groups
-
-
-def _unique_names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    names = distinct_names(runs)
-    if len({*names}) < len(names):
-        raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
-    return names

@@ -14,7 +14,7 @@ WORST, MOST = 10, 2000  # classes shown at first, and expanded; the JSON of `eva
 HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
 _MEANINGS = {
     "P@R": "right among the first R, for R right images in total",
-    "MAP@R": "mean precision at each hit among the first R",
+    "MAP@R": "precision at each hit among the first R",
     "mAP": "average precision over the whole ranking",
     "MRR": "mean reciprocal rank of the first hit",
     "AUC": "area under the ROC curve",
@@ -69,28 +69,24 @@ def render_metrics(evaluation: Evaluation) -> Html:
         )
         for estimate in _all_metrics(evaluation).values()
     ]
-    head = join(
-        (
-            tag(
-                "tr",
-                tag("th", ""),
-                tag("th", "", class_="wide-only"),
-                tag("th", ""),
-                tag("th", "95 % interval over", scope="colgroup", colspan=2, class_="num"),
-                tag("th", "", class_="widest-only"),
-            ),
-            tag(
-                "tr",
-                tag("th", "Metric", scope="col"),
-                tag("th", "Meaning", scope="col", class_="wide-only"),
-                tag("th", "%", scope="col", class_="num"),
-                tag("th", "queries", scope="col", class_="num"),
-                tag("th", "classes", scope="col", class_="num"),
-                tag("th", "0 … 100", scope="col", class_="widest-only"),
-            ),
-        )
+    groups = tag(
+        "tr",
+        tag("th", ""),
+        tag("th", "", class_="wide-only"),
+        tag("th", ""),
+        tag("th", "95 % interval over", scope="colgroup", colspan=2, class_="num"),
+        tag("th", "", class_="widest-only"),
     )
-    return _table(head, rows)
+    head = tag(
+        "tr",
+        tag("th", "Metric", scope="col"),
+        tag("th", "Meaning", scope="col", class_="wide-only"),
+        tag("th", "%", scope="col", class_="num"),
+        tag("th", "queries", scope="col", class_="num"),
+        tag("th", "classes", scope="col", class_="num"),
+        tag("th", "0 … 100", scope="col", class_="widest-only"),
+    )
+    return _table(join([groups, head]), rows)
 
 
 def render_comparison(runs: Mapping[str, Evaluation], ranked: bool = True) -> Html:
@@ -109,12 +105,8 @@ def render_comparison(runs: Mapping[str, Evaluation], ranked: bool = True) -> Ht
             estimate = values[run]
             best = ranked and estimate.value == highest and not name.endswith("standard error")
             value = tag("span", f"{estimate.value:.2f}", class_="best" if best else None)
-            interval = (
-                join([tag("br"), tag("span", format_interval(estimate.queries), class_="interval")])
-                if estimate.queries
-                else None
-            )
-            cells.append(tag("td", value, interval, class_="num"))
+            interval = tag("span", format_interval(estimate.queries), class_="interval")
+            cells.append(tag("td", value, *((tag("br"), interval) if estimate.queries else ()), class_="num"))
             strips.append(_strip(estimate, number))
         row = tag("tr", tag("th", name, scope="row"), *cells, tag("td", *strips, class_="widest-only"))
         rows.append(row)

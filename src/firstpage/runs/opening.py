@@ -13,14 +13,14 @@ from torch import Tensor
 
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
-from firstpage.data.splits import QueryGallery, unreadable_note
+from firstpage.data.splits import QueryGallery, query_gallery, split_catalog, unreadable_note
 from firstpage.data.store import PixelStore
 from firstpage.errors import UserError
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.settings import TrainSettings
 from firstpage.runs.record import Record
-from firstpage.runs.run_data import find_data, is_trained_on, restore_splits, select_test, training_splits
+from firstpage.runs.run_data import find_data, is_trained_on, restore_splits
 
 __all__ = ["OpenRun", "open_run"]
 
@@ -62,15 +62,46 @@ class OpenRun:
 
     @cached_property
     def test(self) -> QueryGallery:
-        """Rows of the dataset that the model is tested on."""
-        return select_test(
-            self.catalog, self.pixels.ok, self.settings, is_trained_on(self.record, self.catalog)
-        )
+        """Rows of the dataset that the model is tested on.
+
+        A dataset with a training split is split as in training. One without any split is split as in training
+        if the run was trained on it; otherwise all of its images are the test.
+
+        Raises:
+            UserError: There is no test, or none of its images can be read.
+        """
+        catalog, readable = self.catalog, self.pixels.ok
+        test: QueryGallery | None
+        if not catalog.splits and not is_trained_on(self.record, catalog):
+            test = QueryGallery(np.flatnonzero(readable))
+        elif self._is_all_test:
+            test = query_gallery({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
+        else:
+            split = split_catalog(catalog, readable, self.settings)
+            test = split.test or split.validation  # without a test split: the classes held out of training
+        if test is None or not len(test.queries) or (test.gallery is not None and not len(test.gallery)):
+            raise UserError(f"data: {catalog.name!r} has no test image that can be read")
+        return test
 
     @cached_property
     def splits(self) -> dict[str, NDArray[np.int64]]:
-        """Splits of the dataset as in training: `val` are the images that selected the best model."""
-        return training_splits(self.record, self.catalog, self.pixels.ok)
+        """Splits of the dataset as in training: `val` are the images that selected the best model.
+
+        They are the dataset's own if the run was not trained on it, or if the dataset is all test.
+        """
+        if self._is_all_test or not is_trained_on(self.record, self.catalog):
+            return self.catalog.splits
+        split = split_catalog(self.catalog, self.pixels.ok, self.settings)
+        splits = self.catalog.splits | {"train": split.train}
+        if split.validation is not split.test:
+            splits["val"] = split.validation.queries
+        if self.test.gallery is None:
+            splits["test"] = self.test.queries
+        return splits
+
+    @property
+    def _is_all_test(self) -> bool:  # such as LFW
+        return bool(self.catalog.splits) and "train" not in self.catalog.splits
 
     @property
     def notes(self) -> list[str]:
@@ -87,9 +118,8 @@ class OpenRun:
             Unit vectors [len(rows), D] on the device of the model.
         """
         half = self.settings.half
-        return self.model.embed(self.pixels, rows=rows, progress=self.progress, half=half).to(
-            self.model.device
-        )
+        vectors = self.model.embed(self.pixels, rows=rows, progress=self.progress, half=half)
+        return vectors.to(self.model.device)
 
 
 def open_run(

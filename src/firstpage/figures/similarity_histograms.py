@@ -1,4 +1,4 @@
-"""How similar images of one class are: how tightly a class is packed (Easy Positive, Fig. 2)."""
+"""Similarity within classes, and of test to training images (Easy Positive, Figs. 2 and 3)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from firstpage.pairs import unit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_class_similarity", "same_class_similarity"]
+__all__ = ["nearest_train", "plot_class_similarity", "plot_train_similarity", "same_class_similarity"]
+
+Histogram = tuple[Tensor, Tensor]  # edges [bins + 1], density [bins]
 
 
 @torch.no_grad()
 def same_class_similarity(
     embeddings: Tensor, labels: Tensor, *, bins: int = 100, block: int = 1024
-) -> tuple[Tensor, Tensor]:
+) -> Histogram:
     """Return a histogram of the cosine similarity of all pairs of images of the same class.
 
     Args:
@@ -58,9 +60,26 @@ def same_class_similarity(
     return edges, counts.cpu().double() / counts.sum().cpu() * (bins / 2)
 
 
-def plot_class_similarity(
-    histograms: Mapping[str, tuple[Tensor, Tensor]], *, style: Style | None = None
-) -> Figure:
+@torch.no_grad()
+def nearest_train(test: Tensor, train: Tensor, *, block: int = 1024) -> Tensor:
+    """Return [Q] the cosine similarity of each test image to its nearest training image.
+
+    Args:
+        test: [Q, D] embeddings of the test images.
+        train: [N, D] embeddings of the training images.
+        block: Number of test images per step, which bounds memory to block × N similarities.
+
+    >>> nearest_train(torch.tensor([[0.6, 0.8]]), torch.eye(2))
+    tensor([0.8000])
+    """
+    if not len(test) or not len(train):
+        raise UserError(f"test has {len(test)} rows and train has {len(train)}: each must have at least 1")
+    queries, gallery = unit(test.float()), unit(train.float())
+    blocks = (queries[start : start + block] for start in range(0, len(queries), block))
+    return torch.cat([(rows @ gallery.T).amax(dim=1) for rows in blocks])
+
+
+def plot_class_similarity(histograms: Mapping[str, Histogram], *, style: Style | None = None) -> Figure:
     """Plot a histogram of the similarities within classes for each model.
 
     Args:
@@ -72,12 +91,41 @@ def plot_class_similarity(
     >>> figure.axes[0].get_xlabel()
     'similarity of two images of a class'
     """
+    lowest = min(float(edges[:-1][density > 0].min()) for edges, density in histograms.values())
+    return _plot_histograms(histograms, lowest, "similarity of two images of a class", style)
+
+
+def plot_train_similarity(
+    similarities: Mapping[str, Tensor], *, bins: int = 100, style: Style | None = None
+) -> Figure:
+    """Plot a histogram of the similarity of test images to their nearest training image for each model.
+
+    Args:
+        similarities: Model name → [Q] similarities of `nearest_train`.
+        bins: Number of bins over [−1, 1].
+        style: Colors. Defaults to those for light pages.
+
+    >>> figure = plot_train_similarity({"epshn": torch.tensor([0.4, 0.5, 0.7])})
+    >>> figure.axes[0].get_ylabel()
+    'density'
+    """
+    histograms = {}
+    for name, values in similarities.items():
+        clipped = values.detach().cpu().double().clamp(-1, 1)  # rounding may exceed 1
+        density, edges = torch.histogram(clipped, bins, range=(-1.0, 1.0), density=True)
+        histograms[name] = edges, density
+    lowest = min(float(values.min()) for values in similarities.values())
+    return _plot_histograms(histograms, lowest, "similarity to the nearest training image", style)
+
+
+def _plot_histograms(
+    histograms: Mapping[str, Histogram], lowest: float, label: str, style: Style | None
+) -> Figure:
     style = style or make_style()
     figure, (axes,) = style.panels()
     for number, (name, (edges, density)) in enumerate(histograms.items()):
         axes.stairs(density, edges, label=escape_label(name), **style.curve(number))
-    lowest = [edges[:-1][density > 0].min() for edges, density in histograms.values()]
-    axes.set(xlim=(min(0.0, float(min(lowest))), 1), ylim=(0, None))
-    style.label(axes, "similarity of two images of a class", "density")
+    axes.set(xlim=(min(0.0, lowest), 1), ylim=(0, None))
+    style.label(axes, label, "density")
     style.legend(axes, loc="upper left")
     return figure

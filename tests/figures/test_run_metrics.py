@@ -1,4 +1,4 @@
-"""Figures from run folders: what is read of them, and what is counted."""
+"""Figures of run folders: training curves, counts of triplets, and group sizes."""
 
 import json
 from pathlib import Path
