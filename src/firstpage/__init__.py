@@ -10,7 +10,7 @@ measured on the way.
 - `firstpage.models`: backbones, and the embedder that turns images into unit vectors.
 - `firstpage.training`: recipes, and the loop that runs them.
 - `firstpage.evaluation`: how right the first page is; `firstpage.figures` draws it.
-- `firstpage.report`: a run or a model judged on its test images, as text, JSON or one HTML page.
+- `firstpage.report`: the evaluation of a run or model on its test images, as text, JSON or one HTML page.
 
 `read`, `fit` and `Embedder` are here as well: they are what most programs begin with.
 

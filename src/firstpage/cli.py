@@ -93,10 +93,10 @@ def _stoppable() -> Iterator[None]:
 @app.command("demo")
 def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
     """Train on the embedded glyphs, and show the first page before and after."""
-    from firstpage.demo import demo
+    from firstpage.demo import run_demo
 
     with _stoppable():
-        text = demo(out)
+        text = run_demo(out)
     typer.echo(text)
 
 
@@ -159,13 +159,14 @@ def _evaluate(
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
     """Evaluate a model on its test images: metrics with 95 % intervals, worst classes, confused classes."""
-    from firstpage.report import Subject, measure
+    from firstpage.report import embed_test, evaluate_test
+    from firstpage.runs import open_run
 
     if out is not None:
         durable.check(out)
-    opened = Subject.open(subject, data, protocol=protocol, device=device, cache=cache)
-    measured = measure(opened, clustering=clustering)
-    text = measured.json() if as_json else measured.text(every_class)
+    opened = open_run(subject, data, protocol=protocol, device=device, cache=cache)
+    evaluation = evaluate_test(embed_test(opened), clustering=clustering)
+    text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
         typer.echo(text)
     else:
@@ -184,9 +185,11 @@ def _report(
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
     """Write everything about a run, or about several side by side, into one HTML file."""
-    from firstpage.report import report
+    from firstpage.report import write_report
 
-    path = report(runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache)
+    path = write_report(
+        runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache
+    )
     typer.echo(f"wrote {path}")
 
 

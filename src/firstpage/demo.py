@@ -1,4 +1,4 @@
-"""The demonstration: train on the embedded glyphs, and show the first page before and after."""
+"""The demo: train on the embedded glyphs, and show first results before and after."""
 
 from __future__ import annotations
 
@@ -12,77 +12,72 @@ from PIL import Image, ImageDraw
 from firstpage import recipes
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
-from firstpage.data.store import PixelStore
-from firstpage.figures import retrieved_lists
+from firstpage.figures import draw_retrieved_lists
 from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
-from firstpage.report import Subject, measure, write
+from firstpage.report import embed_test, evaluate_test, write_page
+from firstpage.runs import open_run
 from firstpage.training import fit
 
-__all__ = ["demo"]
+__all__ = ["run_demo"]
 
 
-def demo(
+def run_demo(
     folder: str | os.PathLike[str] = "runs/demo", *, recipe: Recipe | None = None, progress: bool = True
 ) -> str:
-    """Train with the top-k precision loss on Latin and Cyrillic, search in seven scripts never seen.
+    """Train with the top-k precision loss on Latin and Cyrillic, and search seven scripts not in training.
 
     Args:
-        folder: the run folder; the picture is `first-page.png` in it, the report `report.html`.
-        recipe: another recipe than `glyphs`.
-        progress: show progress.
+        folder: The run folder, which also gets `first-page.png` and `report.html`.
+        recipe: The recipe. Defaults to `glyphs`.
+        progress: Whether to show progress.
 
     Returns:
-        The figures before and after, for a person.
+        A message with the metrics before and after training.
 
-    >>> demo.__name__
-    'demo'
+    >>> run_demo.__name__
+    'run_demo'
     """
     chosen = recipe or recipes.find("glyphs")
     catalog = read("glyphs")
-    pixels = PixelStore.build(
-        catalog,
-        size=chosen.model.stored,
-        resize=chosen.model.resize,
-        progress=progress,
-    )
-    result = fit(chosen, catalog, folder, pixels=pixels, progress=progress)
-    subject = Subject.open(folder, catalog, progress=False)
-    torch.manual_seed(chosen.train.seed)  # as `fit` begins
-    untrained = Embedder(chosen.model).embed(pixels, rows=subject.search.queries, progress=False)
+    result = fit(chosen, catalog, folder, progress=progress)
+    run = open_run(folder, catalog, progress=False)
+    test = embed_test(run)
+    torch.manual_seed(chosen.train.seed)  # the weights that `fit` started from
+    untrained = Embedder(chosen.model).embed(run.pixels, rows=test.rows.queries, progress=False)
     queries = np.random.default_rng(1).choice(len(untrained), 8, replace=False).tolist()
     sheets = [
-        retrieved_lists(
+        draw_retrieved_lists(
             vectors,
-            subject.labels.cpu(),
-            lambda row: np.asarray(Image.open(catalog.path(int(subject.search.queries[row])))),
+            test.labels.cpu(),
+            lambda query: np.asarray(Image.open(catalog.path(int(test.rows.queries[query])))),
             queries,
         )
-        for vectors in (untrained, subject.queries.cpu())
+        for vectors in (untrained, test.queries.cpu())
     ]
     path = Path(folder, "first-page.png")
     _side_by_side(sheets, ["untrained", "trained"]).save(path)
-    page = write({subject.name: measure(subject)}, Path(folder, "report.html"))
+    page = write_page({test.name: evaluate_test(test)}, Path(folder, "report.html"))
     return (
-        f"\nSearching {len(untrained):,} images of scripts not seen in training ({_scripts(catalog)}):\n\n"
-        f"{result.text()}\nfirst pages of {len(queries)} queries in {path}\neverything else in {page}"
+        f"\nSearching {len(untrained):,} images of scripts not in training ({_scripts(catalog)}):\n\n"
+        f"{result.text()}\nfirst results of {len(queries)} queries: {path}\nreport: {page}"
     )
 
 
 def _scripts(catalog: Catalog) -> str:
     assert catalog.groups is not None
-    tested = sorted({*catalog.groups[catalog.splits["test"]].tolist()})
-    return ", ".join(catalog.group_names[group] for group in tested)
+    groups = sorted({*catalog.groups[catalog.splits["test"]].tolist()})
+    return ", ".join(catalog.group_names[group] for group in groups)
 
 
 def _side_by_side(sheets: list[Image.Image], titles: list[str]) -> Image.Image:
-    head, gap = 28, 24
+    header, gap = 28, 24
     width = sum(sheet.width for sheet in sheets) + gap * (len(sheets) - 1)
-    whole = Image.new("RGB", (width, head + max(sheet.height for sheet in sheets)), "white")
-    pen = ImageDraw.Draw(whole)
+    combined = Image.new("RGB", (width, header + max(sheet.height for sheet in sheets)), "white")
+    canvas = ImageDraw.Draw(combined)
     left = 0
     for sheet, title in zip(sheets, titles, strict=True):
-        pen.text((left + 10, 8), title, fill="black", font_size=16)
-        whole.paste(sheet, (left, head))
+        canvas.text((left + 10, 8), title, fill="black", font_size=16)
+        combined.paste(sheet, (left, header))
         left += sheet.width + gap
-    return whole
+    return combined

@@ -1,4 +1,4 @@
-"""Drawing by name into files, the look of it, and that nothing global is touched."""
+"""Drawing by name into files, the style of figures, and that no global setting changes."""
 
 import json
 import re
@@ -64,9 +64,9 @@ def test_every_figure_is_drawn_into_a_file(name, dark, run, dataset, tmp_path):
     out = tmp_path / "new folder" / "figure.png"
     assert figures.draw(name, given, out, data=data, dark=dark) == f"wrote {out}"
     picture = np.asarray(Image.open(out).convert("RGB")).astype(int)
-    paper = [int(figures.style(dark).paper[place : place + 2], 16) for place in (1, 3, 5)]
-    assert picture[0, 0].tolist() == paper
-    drawn = (np.abs(picture - paper).sum(axis=2) > 90).mean()
+    background = [int(figures.make_style(dark).background[place : place + 2], 16) for place in (1, 3, 5)]
+    assert picture[0, 0].tolist() == background
+    drawn = (np.abs(picture - background).sum(axis=2) > 90).mean()
     assert 0.01 < drawn < 0.95  # something is there, and not everywhere
     assert [path.name for path in out.parent.iterdir()] == ["figure.png"]
 
@@ -93,16 +93,18 @@ def test_the_same_figure_is_the_same_file(name, suffix, run, dataset, tmp_path, 
 
 
 def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp_path):
-    from firstpage.figures import precision_recall, roc
+    from firstpage.figures import retrieval_curves
 
     catalog, path = dataset
     seen = {}
     monkeypatch.setattr(
-        precision_recall,
+        retrieval_curves,
         "plot_precision_recall",
-        lambda curves, look: seen.update(pr=curves) or look.panels()[0],
+        lambda curves, style: seen.update(pr=curves) or style.panels()[0],
     )
-    monkeypatch.setattr(roc, "plot_roc", lambda curves, look: seen.update(roc=curves) or look.panels()[0])
+    monkeypatch.setattr(
+        retrieval_curves, "plot_roc", lambda curves, style: seen.update(roc=curves) or style.panels()[0]
+    )
     for name in ("precision-recall", "roc"):
         figures.draw(name, [path], tmp_path / "x.svg", data=str(catalog.root))
     test = catalog.splits["test"]
@@ -118,15 +120,15 @@ def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp
 
 
 @pytest.fixture
-def parted(tmp_path):
+def query_gallery(tmp_path):
     """A catalog of queries and a gallery, and its embeddings."""
-    lots = torch.Generator().manual_seed(4)
+    generator = torch.Generator().manual_seed(4)
     for number in range(24):
         name = tmp_path / "set" / ("query" if number % 3 else "gallery") / f"{number // 6}" / f"{number}.png"
         name.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4)).save(name)
     catalog = read(str(tmp_path / "set"))
-    vectors, labels = torch.randn(24, 4, generator=lots), torch.from_numpy(catalog.labels)
+    vectors, labels = torch.randn(24, 4, generator=generator), torch.from_numpy(catalog.labels)
     np.savez(
         tmp_path / "x.npz", embeddings=vectors.numpy(), labels=labels.numpy(), paths=np.array(catalog.paths)
     )
@@ -134,13 +136,13 @@ def parted(tmp_path):
     return catalog, (vectors[query], labels[query], vectors[gallery], labels[gallery])
 
 
-def test_queries_search_their_gallery_where_the_dataset_has_one(parted, tmp_path, monkeypatch):
-    from firstpage.figures import nearest_classes, roc
+def test_queries_search_their_gallery_where_the_dataset_has_one(query_gallery, tmp_path, monkeypatch):
+    from firstpage.figures import nearest_classes, retrieval_curves
 
-    catalog, searched = parted
+    catalog, searched = query_gallery
     seen = {}
-    for module, name in ((roc, "plot_roc"), (nearest_classes, "plot_nearest_classes")):
-        monkeypatch.setattr(module, name, lambda drawn, look: seen.update(drawn) or look.panels()[0])
+    for module, name in ((retrieval_curves, "plot_roc"), (nearest_classes, "plot_nearest_classes")):
+        monkeypatch.setattr(module, name, lambda drawn, style: seen.update(drawn) or style.panels()[0])
     expected = evaluate(*searched)
     figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(catalog.root))
     assert seen["x"][1].equal(expected.roc_curve[1])
@@ -150,17 +152,17 @@ def test_queries_search_their_gallery_where_the_dataset_has_one(parted, tmp_path
     assert 100 * (same > other).double().mean().item() == pytest.approx(expected.precision[1])
 
 
-def test_lists_show_queries_and_then_their_gallery(parted, tmp_path, monkeypatch):
-    from firstpage.figures import Embedded
+def test_lists_show_queries_and_then_their_gallery(query_gallery, tmp_path, monkeypatch):
+    from firstpage.figures import EmbeddedImages
 
-    catalog, searched = parted
+    catalog, searched = query_gallery
     shown = []
 
-    def picture(self, place, side=64):
-        shown.append(int(self.rows[place]))
+    def load_image(self, position, side=64):
+        shown.append(int(self.rows[position]))
         return np.zeros((4, 4, 3), np.uint8)
 
-    monkeypatch.setattr(Embedded, "picture", picture)
+    monkeypatch.setattr(EmbeddedImages, "image", load_image)
     figures.draw("retrieved-lists", [tmp_path / "x.npz"], tmp_path / "x.png", data=str(catalog.root))
     query, gallery = catalog.splits["query"], catalog.splits["gallery"]
     first = evaluate(*searched, ks=(1,)).first[:, 0]
@@ -176,9 +178,9 @@ def test_a_model_embeds_the_dataset_first(dataset, tmp_path, monkeypatch):
     catalog, _ = dataset
     model = Embedder.create(backbone="small", dim=4, stored=16, crop=16)
     model.save(tmp_path / "run" / "best")
-    with pytest.raises(ValueError, match=r"is no run: name the dataset that it shall embed"):
-        figures.read_embedded(tmp_path / "run")
-    found = figures.read_embedded(tmp_path / "run", catalog)
+    with pytest.raises(ValueError, match="does not record its data: pass the dataset with --data"):
+        figures.read_embeddings(tmp_path / "run")
+    found = figures.read_embeddings(tmp_path / "run", catalog)
     assert found.rows.tolist() == list(range(24))
     assert found.labels.tolist() == catalog.labels.tolist()
     assert found.embeddings.shape == (24, 4)
@@ -201,15 +203,15 @@ def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatc
     (tmp_path / "run" / "recipe.toml").write_text(Recipe().toml())
     about = {"name": kind, "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
-    roles = split_catalog(catalog, np.ones(20, bool), Recipe().train)
-    found = figures.read_embedded(tmp_path / "run")
-    assert found.part("test").rows.tolist() == roles.test.queries.tolist()
-    assert found.part("train").rows.tolist() == roles.train.tolist()
-    assert len(found.part("test").rows) == 8
+    split = split_catalog(catalog, np.ones(20, bool), Recipe().train)
+    found = figures.read_embeddings(tmp_path / "run")
+    assert found.split("test").rows.tolist() == split.test.queries.tolist()
+    assert found.split("train").rows.tolist() == split.train.tolist()
+    assert len(found.split("test").rows) == 8
     (root / "0" / "0.png").rename(root / "0" / "moved.png")
     table.unlink()
-    with pytest.raises(FileNotFoundError, match=r"cannot be found as it was: name it by --data"):
-        figures.read_embedded(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match=r"was moved or changed: pass the dataset with --data"):
+        figures.read_embeddings(tmp_path / "run")
 
 
 @pytest.mark.parametrize("splits", [False, True])
@@ -226,14 +228,14 @@ def test_a_fair_run_shows_what_it_learned_chose_by_and_never_saw(splits, tmp_pat
     (tmp_path / "run" / "recipe.toml").write_text(recipe.toml())
     about = {"name": "folder", "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
-    roles = split_catalog(catalog, np.ones(48, bool), recipe.train)
-    found = figures.read_embedded(tmp_path / "run")
-    assert len(roles.train) < len(catalog) - len(roles.test.queries)
-    assert found.part("train").rows.tolist() == sorted(roles.train.tolist())
-    assert found.part("val").rows.tolist() == sorted(roles.validation.queries.tolist())
-    assert found.part("test").rows.tolist() == sorted(roles.test.queries.tolist())
+    split = split_catalog(catalog, np.ones(48, bool), recipe.train)
+    found = figures.read_embeddings(tmp_path / "run")
+    assert len(split.train) < len(catalog) - len(split.test.queries)
+    assert found.split("train").rows.tolist() == sorted(split.train.tolist())
+    assert found.split("val").rows.tolist() == sorted(split.validation.queries.tolist())
+    assert found.split("test").rows.tolist() == sorted(split.test.queries.tolist())
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": {"name": "x", "root": "gone"}}))
-    strange = figures.read_embedded(tmp_path / "run", catalog)  # of which the run learned nothing
+    strange = figures.read_embeddings(tmp_path / "run", catalog)  # of which the run learned nothing
     assert strange.catalog.splits == catalog.splits
 
 
@@ -245,7 +247,7 @@ def test_a_dataset_without_splits_is_shown_whole(tmp_path):
     np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=catalog.labels, paths=np.array(catalog.paths))
     figures.draw("class-similarity", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(tmp_path / "set"))
     assert (tmp_path / "x.svg").stat().st_size > 1000
-    with pytest.raises(ValueError, match="split='test': the dataset has none: name the folder of a run"):
+    with pytest.raises(ValueError, match="split='test': the dataset has no splits: give the folder of a run"):
         figures.draw("train-similarity", [tmp_path / "x.npz"], tmp_path / "y.svg", data=str(tmp_path / "set"))
 
 
@@ -261,7 +263,7 @@ def test_two_files_of_one_name_keep_apart(dataset, tmp_path):
 
 @pytest.mark.parametrize("name", THEORY)
 def test_theory_takes_nothing(name, run, tmp_path):
-    with pytest.raises(ValueError, match=f"{name}: is drawn from theory"):
+    with pytest.raises(ValueError, match=f"{name}: takes no run or file, but got 1"):
         figures.draw(name, [run], tmp_path / "x.png")
 
 
@@ -273,20 +275,20 @@ def test_run_figures_want_runs(name, tmp_path):
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embedding_figures_want_files(name, tmp_path):
-    with pytest.raises(ValueError, match=rf"{name}: (name at least|draws) one \.npz"):
+    with pytest.raises(ValueError, match=rf"{name}: (name at least|takes) one \.npz"):
         figures.draw(name, [], tmp_path / "x.png")
 
 
 @pytest.mark.parametrize("name", ["retrieved-lists", "train-similarity"])
 def test_what_cannot_do_without_the_dataset_asks_for_it(name, dataset, tmp_path):
-    with pytest.raises(ValueError, match=r"name the dataset.*\(--data\)"):
+    with pytest.raises(ValueError, match=r"pass the dataset.*\(--data\)"):
         figures.draw(name, [dataset[1]], tmp_path / "x.png")
 
 
 def test_unknown_kinds_of_files_are_refused_before_any_work(tmp_path):
-    with pytest.raises(ValueError, match=r"x\.jpg: sphere-density is written as \.png, \.svg, \.pdf"):
+    with pytest.raises(ValueError, match=r"x\.jpg: sphere-density must be written as \.png, \.svg, \.pdf"):
         figures.draw("sphere-density", [], tmp_path / "x.jpg")
-    with pytest.raises(ValueError, match=r"x\.svg: retrieved-lists is written as \.png"):
+    with pytest.raises(ValueError, match=r"x\.svg: retrieved-lists must be written as \.png"):
         figures.draw("retrieved-lists", [], tmp_path / "x.svg")
     with pytest.raises(ValueError, match=r"cannot write '\.svg': choose \.png$"):
         figures.save(Image.new("RGB", (4, 4)), tmp_path / "x.svg")
@@ -302,9 +304,9 @@ def test_places_that_no_file_can_have_are_refused_before_any_work(tmp_path):
 @pytest.mark.parametrize("name", [*RUNS, *THEORY])
 def test_a_dataset_that_a_figure_does_not_need_is_refused(name, run, tmp_path):
     given = [run] if name in RUNS else []
-    with pytest.raises(ValueError, match=f"^{name}: needs no dataset: leave out --data and --split$"):
+    with pytest.raises(ValueError, match=f"^{name}: needs no dataset: omit --data and --split$"):
         figures.draw(name, given, tmp_path / "x.png", data="glyphs", split="test")
-    with pytest.raises(ValueError, match=r"leave out --split$"):
+    with pytest.raises(ValueError, match=r"omit --split$"):
         figures.draw(name, given, tmp_path / "x.png", split="test")
 
 
@@ -317,17 +319,17 @@ def luminance(color):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_ink_and_curves_stand_out_from_the_paper(dark):
-    look = figures.style(dark)
+    style = figures.make_style(dark)
 
     def contrast(color):
-        pair = sorted([luminance(color), luminance(look.paper)])
+        pair = sorted([luminance(color), luminance(style.background)])
         return (pair[1] + 0.05) / (pair[0] + 0.05)
 
-    assert contrast(look.ink) >= 7
-    assert min(contrast(color) for color in look.colors) >= 2.2
-    curves = [look.curve(number) for number in range(6)]
+    assert contrast(style.foreground) >= 7
+    assert min(contrast(color) for color in style.colors) >= 2.2
+    curves = [style.curve(number) for number in range(6)]
     assert len({str(curve["linestyle"]) for curve in curves}) == 6  # told apart without color, too
-    assert len({str(look.curve(number)) for number in range(36)}) == 36
+    assert len({str(style.curve(number)) for number in range(36)}) == 36
 
 
 def test_figures_are_drawn_in_threads_and_leave_settings_alone():
@@ -339,7 +341,7 @@ before = [matplotlib.rcParams[name] for name in names]
 from firstpage import figures
 found = []
 def work(dark):
-    figure = figures.plot_gradient_variance((0.05,), look=figures.style(dark))
+    figure = figures.plot_gradient_variance((0.05,), style=figures.make_style(dark))
     found.append((dark, figure.get_facecolor()[0] < 0.5))
 threads = [threading.Thread(target=work, args=(bool(n % 2),)) for n in range(6)]
 [t.start() for t in threads]; [t.join() for t in threads]

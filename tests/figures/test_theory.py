@@ -11,8 +11,10 @@ from firstpage.pairs import unit
 
 
 def random_pairs(count, dimensions, seed=1):
-    lots = torch.Generator().manual_seed(seed)
-    first, second = (unit(torch.randn(count, dimensions, generator=lots, dtype=torch.float64)) for _ in "ab")
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (
+        unit(torch.randn(count, dimensions, generator=generator, dtype=torch.float64)) for _ in "ab"
+    )
     return (first - second).norm(dim=1)
 
 
@@ -56,12 +58,12 @@ def test_density_says_what_it_cannot_do():
 def test_variance_is_the_nuclear_norm_of_simulated_directions(distance, noise):
     """In all 32 dimensions, with the covariance as a matrix: what the fast form never builds."""
     dimensions, draws = 32, 20_000
-    lots = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(3)
     anchor, negative = torch.zeros(2, dimensions, dtype=torch.float64)
     anchor[5] = 1
     negative[5] = 1 - distance**2 / 2
     negative[9] = -math.sqrt(1 - float(negative[5]) ** 2)
-    noisy = unit(negative + noise * torch.randn(draws, dimensions, generator=lots, dtype=torch.float64))
+    noisy = unit(negative + noise * torch.randn(draws, dimensions, generator=generator, dtype=torch.float64))
     nuclear = torch.linalg.svdvals(torch.cov(unit(anchor - noisy).T)).sum().item()
     found = figures.direction_variance(np.array([distance]), noise, dimensions)[0]
     assert found == pytest.approx(nuclear, abs=0.01)
@@ -88,12 +90,12 @@ def test_variance_names_what_is_wrong():
 
 @pytest.fixture(scope="module")
 def sampled():
-    embeddings, labels = figures.simulated_classes(classes=1024)
-    return embeddings, labels, figures.sampled_distances(embeddings, labels, draws=2)
+    embeddings, labels = figures.simulate_classes(classes=1024)
+    return embeddings, labels, figures.sampled_distances(embeddings, labels, samples=2)
 
 
 def test_simulated_classes_lie_as_far_apart_as_asked():
-    embeddings, labels = figures.simulated_classes(classes=500, spread=0.8)
+    embeddings, labels = figures.simulate_classes(classes=500, spread=0.8)
     first, second = embeddings[:500], embeddings[500:]
     assert labels[:500].equal(labels[500:])
     assert torch.allclose(embeddings.norm(dim=1), torch.ones(1000))

@@ -1,4 +1,4 @@
-"""Two small runs on striped squares."""
+"""Two small runs on images of stripes."""
 
 import json
 
@@ -8,25 +8,25 @@ import torch
 
 from firstpage.data import read
 from firstpage.training import fit
-from support.striped import STRANGE, draw, recipe
+from support.striped import STRANGE, small_recipe, write_stripes
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two would wait for one another on a busy machine
+    torch.set_num_threads(1)  # two would wait for each other on a busy machine
     yield
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
 def stripes(tmp_path_factory):
-    """12 classes to learn from, six strange ones to search, one of them with a single image."""
+    """12 training classes and seven test classes, one of them with a single image."""
     root = tmp_path_factory.mktemp("data") / "stripes"
     random = np.random.default_rng(0)
-    draw(root / "train", [f"class {number}" for number in range(12)], 6, random, 0)
-    draw(root / "test", STRANGE, 6, random, 12)
-    draw(root / "test", ["alone"], 1, random, 18)
+    write_stripes(root / "train", [f"class {number}" for number in range(12)], 6, random, 0)
+    write_stripes(root / "test", STRANGE, 6, random, 12)
+    write_stripes(root / "test", ["alone"], 1, random, 18)
     return root
 
 
@@ -35,7 +35,7 @@ def runs(stripes, tmp_path_factory):
     """The folders of two runs and a cache of pixels; the first logged its health and a NaN."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in (("one", []), ("two", ["loss.name=topk", "train.protocol=fair", "train.folds=3"])):
-        fit(recipe(*changes), read(stripes), folder / name, cache=folder / "cache", progress=False)
+        fit(small_recipe(*changes), read(stripes), folder / name, cache=folder / "cache", progress=False)
     with (folder / "one" / "log.jsonl").open("a") as file:
         for step in range(4):
             line = {"step": step, "spread": 0.5 - 0.1 * step, "odd_thing": step, "beta_histogram": [1, 2]}

@@ -1,4 +1,4 @@
-"""evaluate, report and figures, as a person meets them."""
+"""The commands evaluate, report and figures."""
 
 import json
 
@@ -14,7 +14,7 @@ def run(capsys, *arguments):
     return end.value.code, output.out, output.err
 
 
-def test_evaluate_prints_figures_intervals_classes_and_confusions(capsys, runs):
+def test_evaluate_prints_metrics_intervals_classes_and_confusions(capsys, runs):
     before = sorted(path for path in (runs / "one").rglob("*"))
     code, out, _ = run(capsys, "evaluate", runs / "one", "--cache", runs / "cache")
     assert code == 0
@@ -42,9 +42,9 @@ def test_evaluate_as_json_says_the_same(capsys, runs, tmp_path):
     wrong = sum(pair["count"] for pair in found["confusions"])
     assert wrong <= round(36 * (1 - reported["P@1"] / 100))
     assert {pair["query"] for pair in found["confusions"]} <= {row["class"] for row in found["classes"]}
-    code, printed, _ = run(capsys, *arguments, "--out", tmp_path / "new folder" / "figures.json")
+    code, printed, _ = run(capsys, *arguments, "--out", tmp_path / "new folder" / "metrics.json")
     assert (code, printed) == (0, "")
-    assert json.loads((tmp_path / "new folder" / "figures.json").read_text()) == found
+    assert json.loads((tmp_path / "new folder" / "metrics.json").read_text()) == found
 
 
 def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
@@ -65,7 +65,7 @@ def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["evaluate", "nowhere"], "nowhere: no such folder"),
         (["evaluate", "{runs}/one", "--data", "nowhere"], "read('nowhere'): no such file or folder"),
@@ -75,7 +75,7 @@ def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
         ),
         (["evaluate", "{runs}/one", "--device", "gpu"], "device='gpu': no such device"),
         (["evaluate", "{runs}/one", "--device", "mps"], "device='mps': firstpage runs on cuda and cpu"),
-        (["evaluate", "{runs}/one/best"], "name it by --data"),
+        (["evaluate", "{runs}/one/best"], "pass the dataset with --data"),
         (["report", "{runs}/one", "nowhere"], "nowhere: no such folder"),
         (["report", "{runs}/one", "{runs}/one"], "the same folder twice"),
         (["report", "{runs}/one", "--out", "{runs}"], "is a folder: name a file in it"),
@@ -84,13 +84,13 @@ def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
         (["evaluate"], "Missing argument 'subject'; see "),
         (["evaluate", "{runs}/one", "--jsn"], "No such option: --jsn"),
         (["figures", "sphere"], "no such name"),
-        (["figures", "training", "nowhere"], "nowhere: no run folder"),
+        (["figures", "training", "nowhere"], "nowhere: not a run folder"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(capsys, runs, arguments, said):
+def test_bad_input_is_one_line_and_code_2(capsys, runs, arguments, message):
     code, out, err = run(capsys, *(argument.format(runs=runs) for argument in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
 
 
 def test_report_is_written_into_the_first_run(capsys, runs):

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstpage.data import read
-from firstpage.report import Subject, embedding, measure, page, report, write
-from firstpage.report.charts import LOOK, along, chart
+from firstpage.report import embed_test, evaluate_test, images, render_page, write_page, write_report
+from firstpage.report.charts import STYLE, plot_series, render_chart
+from firstpage.report.lists import select_examples
 from firstpage.report.markup import Html, tag
-from firstpage.report.pictures import pick
+from firstpage.runs import open_run
 from support.striped import STRANGE
 
 
@@ -24,8 +25,10 @@ from support.striped import STRANGE
 def pages(runs, tmp_path_factory):
     """The report of one run, and that of two."""
     folder = tmp_path_factory.mktemp("pages")
-    one = report([runs / "one"], folder / "one.html", cache=runs / "cache", progress=False)
-    two = report([runs / "one", runs / "two"], folder / "two.html", cache=runs / "cache", progress=False)
+    one = write_report([runs / "one"], folder / "one.html", cache=runs / "cache", progress=False)
+    two = write_report(
+        [runs / "one", runs / "two"], folder / "two.html", cache=runs / "cache", progress=False
+    )
     return {"one": one, "two": two}
 
 
@@ -91,7 +94,7 @@ def test_every_picture_and_figure_is_said_in_words(pages):
 
 
 def test_the_page_is_the_same_every_time(pages, runs, tmp_path):
-    again = report([runs / "one"], tmp_path / "again.html", cache=runs / "cache", progress=False)
+    again = write_report([runs / "one"], tmp_path / "again.html", cache=runs / "cache", progress=False)
     one, two = (re.sub(r"on \d{4}-\d\d-\d\d", "", path.read_text()) for path in (again, pages["one"]))
     assert one == two
 
@@ -116,16 +119,18 @@ def test_frames_tell_right_from_wrong(pages):
 def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tmp_path):
     catalog = read(stripes)
     half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
-    measured = {
-        name: measure(Subject.open(runs / name, data, cache=runs / "cache", progress=False), clustering=False)
+    evaluations = {
+        name: evaluate_test(
+            embed_test(open_run(runs / name, data, cache=runs / "cache", progress=False)), clustering=False
+        )
         for name, data in (("one", catalog), ("two", half))
     }
-    text = write(measured, tmp_path / "page.html").read_text(encoding="utf-8")
+    text = write_page(evaluations, tmp_path / "page.html").read_text(encoding="utf-8")
     _Read(text)
-    count = sum(len(rows) for run in measured.values() for rows in _picked(run).values())
+    count = sum(len(rows) for run in evaluations.values() for rows in _examples(run).values())
     assert text.count('class="query"') == count
     assert "one: 36 queries" in text
-    assert f"two: {measured['two'].retrieval.queries} queries" in text
+    assert f"two: {evaluations['two'].retrieval.queries} queries" in text
     assert "not tested on the same images" in text
     assert "P@1 of the test in training, %" in text  # the second run's own test was another
     assert 'class="best"' not in text  # nobody wins who ran another race
@@ -134,11 +139,13 @@ def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tm
 def test_a_run_has_one_color_throughout_the_page(runs, stripes, tmp_path):
     catalog = read(stripes)
     half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
-    measured = {
-        name: measure(Subject.open(runs / run, data, cache=runs / "cache", progress=False), clustering=False)
+    evaluations = {
+        name: evaluate_test(
+            embed_test(open_run(runs / run, data, cache=runs / "cache", progress=False)), clustering=False
+        )
         for name, run, data in (("A", "one", catalog), ("B", "one", half), ("C", "two", catalog))
     }
-    text = write(measured, tmp_path / "page.html").read_text(encoding="utf-8")
+    text = write_page(evaluations, tmp_path / "page.html").read_text(encoding="utf-8")
     shown = re.findall(r"var\(--run-(\d)\)\"[^>]*></span><[^>]*>(\w)<", text)
     assert set(shown) == {("0", "A"), ("1", "B"), ("2", "C")}
     lists = text[text.index('id="lists"') : text.index('id="confused"')]
@@ -150,21 +157,25 @@ def test_a_run_has_one_color_throughout_the_page(runs, stripes, tmp_path):
 
 
 def test_curves_of_a_fair_run_are_those_of_its_held_out_classes(runs, tmp_path):
-    subject = Subject.open(runs / "two", cache=runs / "cache", progress=False)
-    text = write({"two": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
+    test = embed_test(open_run(runs / "two", cache=runs / "cache", progress=False))
+    text = write_page({"two": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
+        "utf-8"
+    )
     assert "P@1 of the held-out classes, %" in text
     assert "P@1 of the test, %" not in text
 
 
 def test_how_the_best_epoch_was_chosen_is_as_the_run_was_trained(runs, tmp_path):
-    subject = Subject.open(runs / "two", protocol="paper", cache=runs / "cache", progress=False)
-    text = write({"two": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
-    assert "fair: the best epoch was chosen on classes held out of training" in text
+    test = embed_test(open_run(runs / "two", protocol="paper", cache=runs / "cache", progress=False))
+    text = write_page({"two": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
+        "utf-8"
+    )
+    assert "fair: the best epoch was selected on classes held out of training" in text
     assert "paper: the best epoch" not in text
 
 
-def _picked(measured):
-    return pick(measured.retrieval.per_query["mAP"], measured.retrieval.labels, 4)
+def _examples(evaluation):
+    return select_examples(evaluation.retrieval.per_query["mAP"], evaluation.retrieval.labels, 4)
 
 
 def test_a_run_that_was_killed_says_so(runs, tmp_path):
@@ -172,30 +183,32 @@ def test_a_run_that_was_killed_says_so(runs, tmp_path):
     about = json.loads((tmp_path / "killed" / "run.json").read_text())
     del about["result"]
     (tmp_path / "killed" / "run.json").write_text(json.dumps(about))
-    subject = Subject.open(tmp_path / "killed", cache=runs / "cache", progress=False)
-    text = write({"killed": measure(subject, clustering=False)}, tmp_path / "page.html").read_text("utf-8")
-    last = max(line["step"] for line in subject.record.log)
+    test = embed_test(open_run(tmp_path / "killed", cache=runs / "cache", progress=False))
+    text = write_page({"killed": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
+        "utf-8"
+    )
+    last = max(line["step"] for line in test.record.log)
     assert f"2 epochs. Not finished: the log ends at step {last}." in text
     assert "of the test in training" not in text
 
 
 def test_a_collapsed_run_is_reported_too(runs):
-    subject = Subject.open(runs / "one", cache=runs / "cache", progress=False)
-    collapsed = replace(subject, queries=torch.eye(1, 16).repeat(len(subject.queries), 1))
-    assert "laid out" in page({"collapsed": measure(collapsed)})
+    test = embed_test(open_run(runs / "one", cache=runs / "cache", progress=False))
+    collapsed = replace(test, queries=torch.eye(1, 16).repeat(len(test.queries), 1))
+    assert "laid out" in render_page({"collapsed": evaluate_test(collapsed)})
 
 
 def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):
     folders = [runs / "one" / "best", runs / "two"]
-    path = report(folders, tmp_path / "model.html", data=stripes, cache=runs / "cache", progress=False)
+    path = write_report(folders, tmp_path / "model.html", data=stripes, cache=runs / "cache", progress=False)
     page = _Read(path.read_text(encoding="utf-8"))
     assert {"best", "two", "small, 16 dimensions, avg pooling"} <= set(page.words)
     assert "Settings that differ" not in page.words
 
 
 def test_without_opentsne_the_map_is_pca_and_says_so(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
-    path = report(
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    path = write_report(
         [runs / "one"], tmp_path / "pca.html", cache=runs / "cache", clustering=False, progress=False
     )
     assert "by its two principal components (install firstpage[tsne] for t-SNE)" in path.read_text()
@@ -206,34 +219,34 @@ def test_principal_positions_keep_what_differs_most():
     angles = torch.linspace(0, 6, 50, dtype=torch.float64)
     plane = torch.stack([3 * angles.cos(), angles.sin()], 1)
     turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0][:2]
-    found = torch.from_numpy(embedding.principal_positions(plane @ turn + 5))
+    found = torch.from_numpy(images.principal_positions(plane @ turn + 5))
     torch.testing.assert_close(torch.cdist(found, found), torch.cdist(plane, plane))
-    assert embedding.principal_positions(torch.randn(5, 1)).shape == (5, 2)
+    assert images.principal_positions(torch.randn(5, 1)).shape == (5, 2)
 
 
 def test_best_median_and_worst_are_what_they_say():
     scores = torch.arange(90.0).roll(17)
     labels = torch.arange(90) % 30
-    found = pick(scores, labels, 3)
+    found = select_examples(scores, labels, 3)
     assert scores[found["best"]].tolist() == [89, 88, 87]
     assert scores[found["worst"]].tolist() == [0, 1, 2]
     assert all(42 <= score <= 47 for score in scores[found["median"]].tolist())
-    one = pick(torch.zeros(5), torch.zeros(5, dtype=torch.long), 3)
+    one = select_examples(torch.zeros(5), torch.zeros(5, dtype=torch.long), 3)
     assert [len(rows) for rows in one.values()] == [1, 1, 1]  # one of each class
 
 
 @pytest.mark.parametrize("name", ["$x$ and _y", "_hidden", "$", "<b>&", "日本"])
 def test_a_run_of_any_name_is_in_the_legend(name):
-    drawn = chart(along({name: ([0, 1], [0, 1]), "other": None}, "loss"), name, name)
+    drawn = render_chart(plot_series({name: ([0, 1], [0, 1]), "other": None}, "loss"), name, name)
     graphic = drawn[drawn.index("<svg") : drawn.index("</svg>") + len("</svg>")]
     assert name in [word.strip() for word in _Read(graphic).words]
     assert "<b>" not in drawn
 
 
 def test_a_run_keeps_its_color_where_another_logged_nothing():
-    figure = along({"one": None, "two": ([0, 1], [0.0, 0.0])}, "idle")
+    figure = plot_series({"one": None, "two": ([0, 1], [0.0, 0.0])}, "idle")
     (line,) = figure.axes[0].lines
-    assert line.get_color() == LOOK.colors[1]
+    assert line.get_color() == STYLE.colors[1]
     assert figure.axes[0].get_ylim()[0] == 0  # a share is never below
 
 
@@ -250,11 +263,11 @@ def test_text_never_becomes_markup(content, value):
 @pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: no look at the page"
+        "playwright.sync_api", reason="playwright is not installed: the page is not checked in a browser"
     )
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
-        pytest.skip("there is no Chromium here: no look at the page")
+        pytest.skip("there is no Chromium here: the page is not checked in a browser")
     with playwright.sync_playwright() as machine:
         chromium = machine.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield chromium
@@ -268,13 +281,13 @@ def test_it_looks_right_in_a_browser(browser, pages, name, width, scheme):
     context = browser.new_context(
         viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True, java_script_enabled=True
     )
-    page, said, asked = context.new_page(), [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    page, messages, requests = context.new_page(), [], []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(pages[name].as_uri())
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [pages[name].as_uri()]
+    assert messages == []
+    assert [url for url in requests if not url.startswith("data:")] == [pages[name].as_uri()]
     assert page.evaluate("document.images.length") > 50
     assert page.evaluate("[...document.images].filter(i => !(i.complete && i.naturalWidth > 0)).length") == 0
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -285,14 +298,14 @@ def test_it_looks_right_in_a_browser(browser, pages, name, width, scheme):
         == 0
     )
     headings = page.locator("h2").all_inner_texts()
-    first = "Side by side" if name == "two" else "Figures"
-    assert headings[:3] == [first, "Curves", "Health along training"]
+    first = "Side by side" if name == "two" else "Metrics"
+    assert headings[:3] == [first, "Curves", "Health during training"]
     assert {
         "Retrieved lists",
         "Confused classes",
         "Worst classes",
         "Map of the embedding",
-        "What ran",
+        "Run details",
     } <= set(headings)
     for word in ("P@1", "MAP@R", "AUC", "NMI"):
         assert page.locator("tbody th", has_text=re.compile(f"^{word}$")).first.is_visible()

@@ -1,4 +1,4 @@
-"""Striped squares whose classes have the names of nightmares, and a recipe that trains on them in seconds."""
+"""Images of stripes whose classes have difficult names, and a recipe that trains on them in seconds."""
 
 import numpy as np
 from PIL import Image
@@ -15,7 +15,8 @@ STRANGE = [
 ]
 
 
-def draw(root, names, images, random, start):
+def write_stripes(root, names, images, random, start):
+    """Write images of stripes, whose angle and width depend on the class, into a folder for each class."""
     rows, columns = np.mgrid[:36, :36]
     for label, name in enumerate(names, start=start):
         angle, width = label * np.pi / 18, 0.5 + 0.25 * (label % 3)
@@ -23,11 +24,11 @@ def draw(root, names, images, random, start):
         for number in range(images):
             wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
             colors = random.integers(0, 256, (2, 3))
-            picture = np.where(wave[..., None] > 0, colors[0], colors[1])
-            Image.fromarray(picture.astype(np.uint8)).save(root / name / f"{number}.png")
+            pixels = np.where(wave[..., None] > 0, colors[0], colors[1])
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
 
 
-def recipe(*changes):
+def small_recipe(*changes):
     table = {
         "model": {"backbone": "small", "dim": 16, "stored": 36, "crop": 32, "standardize": True},
         "loss": {"name": "batch-all"},

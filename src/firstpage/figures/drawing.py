@@ -1,18 +1,19 @@
-"""Any figure by its name, from run folders or files of embeddings into a file."""
+"""Draw any figure by its name, from run folders or files of embeddings, into a file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from firstpage import durable
 from firstpage._spelling import meant
 from firstpage.errors import UserError
-from firstpage.figures.style import SUFFIXES, Style, save, style
+from firstpage.figures.style import SUFFIXES, Style, distinct_names, make_style, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,193 +21,183 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from firstpage.evaluation import Retrieval
-    from firstpage.figures.embedded import Embedded
+    from firstpage.figures.embeddings import EmbeddedImages
     from firstpage.runs.record import Record
 
 __all__ = ["draw", "names"]
 
-MAP_IMAGES = 5_000  # that a map is made of at most
-LISTS = 8  # queries of the retrieved lists
+MAP_IMAGES = 5_000  # the most images on a map
+LISTS = 8  # queries with retrieved lists
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What was asked for; each figure takes from it what it needs."""
+class _Request:
+    """The arguments of `draw`; each figure uses those it needs."""
 
     name: str
     sources: Sequence[str]
     data: str | None
     split: str | None
-    look: Style
+    style: Style
 
     def runs(self) -> list[Record]:
         from firstpage.runs.record import Record
 
-        self.check_alone()
+        self.check_no_dataset()
         if not self.sources:
             raise UserError(f"{self.name}: name at least one run folder")
         return [Record.read(source) for source in self.sources]
 
-    def embedded(self) -> dict[str, Embedded]:
-        """Title → embeddings; the title is the file's name, with its folder's where two have the same."""
+    def embeddings(self) -> dict[str, EmbeddedImages]:
+        """Return embeddings by title: the name of the file, with its folders if two have the same name."""
         from firstpage.data import read
-        from firstpage.figures.embedded import read_embedded
+        from firstpage.figures.embeddings import read_embeddings
 
         if not self.sources:
             raise UserError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
-        titles = [Path(source).resolve().name.removesuffix(".npz") for source in self.sources]
-        if len({*titles}) < len(titles):
-            titles = [source.removesuffix(".npz") for source in self.sources]
+        titles = distinct_names([source.removesuffix(".npz") for source in self.sources])
         return {
-            title: read_embedded(source, catalog) for title, source in zip(titles, self.sources, strict=True)
+            title: read_embeddings(source, catalog)
+            for title, source in zip(titles, self.sources, strict=True)
         }
 
-    def parts(self, split: str) -> dict[str, Embedded]:
-        """The embeddings of the split asked for, or of the figure's own; all where there are no splits."""
+    def splits(self, default: str) -> dict[str, EmbeddedImages]:
+        """Return the requested split, or else the default one; all images if there are no splits."""
         return {
-            title: whole.part(self.split or (split if whole.catalog and whole.catalog.splits else None))
-            for title, whole in self.embedded().items()
+            title: images.split(self.split or (default if images.catalog and images.catalog.splits else None))
+            for title, images in self.embeddings().items()
         }
 
-    def sides(self) -> dict[str, tuple[Embedded, Embedded | None]]:
-        """Who searches whom by the dataset's protocol: queries their gallery, or one another (None)."""
-        found: dict[str, tuple[Embedded, Embedded | None]] = {}
-        for title, whole in self.embedded().items():
-            splits = whole.catalog.splits if whole.catalog else {}
-            if self.split is None and {"query", "gallery"} <= {*splits}:
-                found[title] = whole.part("query"), whole.part("gallery")
-            else:
-                found[title] = whole.part(self.split or ("test" if splits else None)), None
-        return found
+    def tests(self) -> dict[str, tuple[EmbeddedImages, EmbeddedImages | None]]:
+        """Return the queries and the gallery of each test, None if the queries search one another."""
+        return {
+            title: images.test() if self.split is None else (images.split(self.split), None)
+            for title, images in self.embeddings().items()
+        }
 
-    def searched(self) -> dict[str, Retrieval]:
-        """Each embedding's search."""
+    def retrievals(self) -> dict[str, Retrieval]:
+        """Return the evaluation of each test."""
         from firstpage.evaluation import evaluate
 
-        return {title: evaluate(*_vectors(*sides)) for title, sides in self.sides().items()}
+        return {title: evaluate(*_tensors(*test)) for title, test in self.tests().items()}
 
-    def check_alone(self) -> None:
+    def check_no_dataset(self) -> None:
         given = [
             name for name, value in (("--data", self.data), ("--split", self.split)) if value is not None
         ]
         if given:
-            raise UserError(f"{self.name}: needs no dataset: leave out {' and '.join(given)}")
+            raise UserError(f"{self.name}: needs no dataset: omit {' and '.join(given)}")
 
-    def check_one(self) -> None:
+    def check_one_source(self) -> None:
         if len(self.sources) != 1:
-            raise UserError(f"{self.name}: draws one .npz file or run folder, {len(self.sources)} were named")
+            raise UserError(f"{self.name}: takes one .npz file or run folder, but got {len(self.sources)}")
 
 
-def _vectors(queries: Embedded, gallery: Embedded | None) -> tuple[Tensor, ...]:
-    """Embeddings and labels of the queries, then of their gallery, if it is another."""
+def _tensors(queries: EmbeddedImages, gallery: EmbeddedImages | None) -> tuple[Tensor, ...]:
+    """Return embeddings and labels of the queries, and of the gallery if there is one."""
     both = (queries,) if gallery is None else (queries, gallery)
-    return tuple(tensor for side in both for tensor in (side.embeddings, side.labels))
+    return tuple(tensor for images in both for tensor in (images.embeddings, images.labels))
 
 
-def _training(order: _Order) -> Figure:
-    from firstpage.figures.training_curves import plot_training_curves
+def _training(request: _Request, by: Literal["iterations", "triplets"] = "iterations") -> Figure:
+    from firstpage.figures.run_metrics import plot_training_curves
 
-    return plot_training_curves(order.runs(), look=order.look)
-
-
-def _training_triplets(order: _Order) -> Figure:
-    from firstpage.figures.training_curves import plot_training_curves
-
-    return plot_training_curves(order.runs(), by="triplets", look=order.look)
+    return plot_training_curves(request.runs(), by=by, style=request.style)
 
 
-def _group_size(order: _Order) -> Figure:
-    from firstpage.figures.group_size import by_group_size, plot_group_size
+def _group_size(request: _Request) -> Figure:
+    from firstpage.figures.run_metrics import by_group_size, plot_group_size
 
-    return plot_group_size(by_group_size(order.runs()), look=order.look)
-
-
-def _precision_recall(order: _Order) -> Figure:
-    from firstpage.figures.precision_recall import plot_precision_recall
-
-    curves = {name: found.pr_curve for name, found in order.searched().items()}
-    return plot_precision_recall(curves, look=order.look)
+    return plot_group_size(by_group_size(request.runs()), style=request.style)
 
 
-def _roc(order: _Order) -> Figure:
-    from firstpage.figures.roc import plot_roc
+def _retrieval_curve(request: _Request) -> Figure:
+    from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
 
-    curves = {name: found.roc_curve for name, found in order.searched().items()}
-    return plot_roc(curves, look=order.look)
+    retrievals = request.retrievals()
+    if request.name == "roc":
+        return plot_roc({name: each.roc_curve for name, each in retrievals.items()}, style=request.style)
+    return plot_precision_recall(
+        {name: each.pr_curve for name, each in retrievals.items()}, style=request.style
+    )
 
 
-def _retrieved_lists(order: _Order) -> Image.Image:
+def _retrieved_lists(request: _Request) -> Image.Image:
     import torch
 
-    from firstpage.figures.retrieved_lists import retrieved_lists
+    from firstpage.figures.retrieved_lists import draw_retrieved_lists
 
-    order.check_one()
-    part, gallery = next(iter(order.sides().values()))
-    lots = torch.Generator().manual_seed(0)
-    count = len(part.labels)
-    queries = torch.randperm(count, generator=lots)[:LISTS].tolist()
-    rows = None
+    request.check_one_source()
+    images, gallery = next(iter(request.tests().values()))
+    count = len(images.labels)
+    queries = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:LISTS].tolist()
+    results = None
     if gallery is not None:
-        part = part.joined(gallery)
-        rows = range(count, len(part.labels))
-    return retrieved_lists(part.embeddings, part.labels, part.picture, queries, rows, look=order.look)
+        images = images.join(gallery)
+        results = range(count, len(images.labels))
+    return draw_retrieved_lists(
+        images.embeddings, images.labels, images.image, queries, results, style=request.style
+    )
 
 
-def _embedding_map(order: _Order) -> Figure:
+def _embedding_map(request: _Request) -> Figure:
     from firstpage.figures.embedding_map import map_positions, plot_embedding_map
 
-    order.check_one()
-    part = next(iter(order.parts("test").values())).every(MAP_IMAGES)
-    picture = None if part.catalog is None else part.picture
-    return plot_embedding_map(map_positions(part.embeddings), part.labels.numpy(), picture, look=order.look)
+    request.check_one_source()
+    images = next(iter(request.splits("test").values())).subsample(MAP_IMAGES)
+    load_image = None if images.catalog is None else images.image
+    positions, labels = map_positions(images.embeddings), images.labels.cpu().numpy()
+    return plot_embedding_map(positions, labels, load_image, style=request.style)
 
 
-def _class_similarity(order: _Order) -> Figure:
-    from firstpage.figures.class_similarity import plot_class_similarity, same_class_similarity
+def _class_similarity(request: _Request) -> Figure:
+    from firstpage.figures.similarity_histograms import plot_class_similarity, same_class_similarity
 
-    parts = order.parts("train")
-    histograms = {name: same_class_similarity(part.embeddings, part.labels) for name, part in parts.items()}
-    return plot_class_similarity(histograms, look=order.look)
+    histograms = {
+        name: same_class_similarity(images.embeddings, images.labels)
+        for name, images in request.splits("train").items()
+    }
+    return plot_class_similarity(histograms, style=request.style)
 
 
-def _train_similarity(order: _Order) -> Figure:
-    from firstpage.figures.train_similarity import nearest_train, plot_train_similarity
+def _train_similarity(request: _Request) -> Figure:
+    from firstpage.figures.similarity_histograms import nearest_train, plot_train_similarity
 
     similarities = {
-        name: nearest_train(whole.part(order.split or "test").embeddings, whole.part("train").embeddings)
-        for name, whole in order.embedded().items()
+        name: nearest_train(
+            images.split(request.split or "test").embeddings, images.split("train").embeddings
+        )
+        for name, images in request.embeddings().items()
     }
-    return plot_train_similarity(similarities, look=order.look)
+    return plot_train_similarity(similarities, style=request.style)
 
 
-def _nearest_classes(order: _Order) -> Figure:
+def _nearest_classes(request: _Request) -> Figure:
     from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
 
-    nearest = {name: nearest_by_class(*_vectors(*sides)) for name, sides in order.sides().items()}
-    return plot_nearest_classes(nearest, look=order.look)
+    nearest = {name: nearest_by_class(*_tensors(*test)) for name, test in request.tests().items()}
+    return plot_nearest_classes(nearest, style=request.style)
 
 
-def _theory(order: _Order) -> Figure:
-    """A figure that is drawn from nothing, by the function of its name in the file of its name."""
-    if order.sources:
-        raise UserError(
-            f"{order.name}: is drawn from theory and takes no run or file; {len(order.sources)} named"
-        )
-    order.check_alone()
-    name = order.name.replace("-", "_")
+def _theory(request: _Request) -> Figure:
+    """Draw a figure that needs no data, by the function and module of its name."""
+    if request.sources:
+        raise UserError(f"{request.name}: takes no run or file, but got {len(request.sources)}")
+    request.check_no_dataset()
+    name = request.name.replace("-", "_")
     plot: Callable[..., Figure] = getattr(import_module(f"firstpage.figures.{name}"), f"plot_{name}")
-    return plot(look=order.look)
+    return plot(style=request.style)
 
 
-_FIGURES: dict[str, Callable[[_Order], Figure | Image.Image]] = {
+_FIGURES: dict[str, Callable[[_Request], Figure | Image.Image]] = {
     # from run folders
     "training": _training,
-    "training-triplets": _training_triplets,
+    "training-triplets": partial(_training, by="triplets"),
     "group-size": _group_size,
     # from files of embeddings
-    "precision-recall": _precision_recall,
-    "roc": _roc,
+    "precision-recall": _retrieval_curve,
+    "roc": _retrieval_curve,
     "retrieved-lists": _retrieved_lists,
     "embedding-map": _embedding_map,
     "class-similarity": _class_similarity,
@@ -221,7 +212,7 @@ _FIGURES: dict[str, Callable[[_Order], Figure | Image.Image]] = {
 
 
 def names() -> list[str]:
-    """The figures `draw` knows.
+    """Return the names of the figures.
 
     >>> names()[:3]
     ['training', 'training-triplets', 'group-size']
@@ -242,23 +233,23 @@ def draw(
 
     `training`, `training-triplets` and `group-size` take run folders. `sphere-density`, `gradient-variance`,
     `sampled-negatives` and `loss-shapes` are theory and take nothing. All others take .npz files of
-    `firstpage embed`, or run folders, whose models embed `data` first: the run's own, where it was, if left
-    out. They show its test images (`class-similarity`: its train images); of a file without `data`, or with
-    `data` without splits, all that are in it. `retrieved-lists` and `train-similarity` of a file need `data`.
+    `firstpage embed`, or run folders, whose models embed `data`, by default the run's own. They show its test
+    images (`class-similarity`: its training images), or all images if the dataset has no splits or is not
+    given. `retrieved-lists` and `train-similarity` of a file need `data`.
 
     Args:
-        name: one of `names()`.
-        sources: run folders or .npz files.
-        out: .png, .svg or .pdf; `retrieved-lists` is pixels and only .png.
-        data: the dataset the embeddings are of, for splits and pictures; only where there are embeddings.
-        split: another split than the figure's own; likewise.
-        dark: for dark pages.
+        name: One of `names()`.
+        sources: Run folders or .npz files.
+        out: A .png, .svg or .pdf file; `retrieved-lists` can only be .png.
+        data: The dataset of the embeddings, for splits and pictures. Only for figures of embeddings.
+        split: A split to show in place of the default one. Only for figures of embeddings.
+        dark: Draw for dark pages.
 
     Returns:
-        One line for a person.
+        A one-line message for the user.
 
     Raises:
-        UserError: an unknown name, a source that does not fit it, or a file that cannot be written.
+        UserError: The name is unknown, a source does not fit the figure, or the file cannot be written.
 
     >>> draw("sphere-densty", [], "density.svg")
     Traceback (most recent call last):
@@ -266,9 +257,9 @@ def draw(
     """
     if name not in _FIGURES:
         raise UserError(f"figure {name!r}: no such name; {meant(name, _FIGURES)}figures.names() lists all")
-    known = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
-    if Path(out).suffix.lower() not in known:  # before minutes of work
-        raise UserError(f"{out}: {name} is written as {', '.join(known)}: name such a file")
+    suffixes = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
+    if Path(out).suffix.lower() not in suffixes:  # before minutes of work
+        raise UserError(f"{out}: {name} must be written as {', '.join(suffixes)}")
     durable.check(out)
-    order = _Order(name, [os.fspath(source) for source in sources], data, split, style(dark))
-    return f"wrote {save(_FIGURES[name](order), out)}"
+    request = _Request(name, [os.fspath(source) for source in sources], data, split, make_style(dark))
+    return f"wrote {save(_FIGURES[name](request), out)}"

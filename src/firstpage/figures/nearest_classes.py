@@ -1,4 +1,4 @@
-"""The nearest image of the same class against the nearest of any other (Easy Positive, Fig. 5)."""
+"""Similarity to the nearest image of the same class against that of any other (Easy Positive, Fig. 5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.figures.style import SMALL, TEXT, Style, literal, style
+from firstpage.figures.style import SMALL, TEXT, Style, escape_label, make_style
 from firstpage.pairs import unit
 
 if TYPE_CHECKING:
@@ -27,40 +27,40 @@ def nearest_by_class(
     *,
     block: int = 1024,
 ) -> tuple[Tensor, Tensor]:
-    """Of each image, the cosine with the nearest other image of its class, and with the nearest of another.
+    """Return each image's cosine with the nearest other image of its class, and with that of another class.
 
-    An image that has no other of its class is left out. A search for the rest finds the right class first
-    where the former is larger.
+    Images that are the only one of their class are omitted. For the others, the first result of a search is
+    right if the former is larger.
 
     Args:
-        embeddings: [N, D].
+        embeddings: [N, D] embeddings of the queries.
         labels: [N] their classes.
-        gallery: [G, D] what they search, as in `evaluate`; one another if left out.
+        gallery: [G, D] embeddings to search, as in `evaluate`. By default the queries search one another.
         gallery_labels: [G] their classes.
-        block: images at a time: no more than block × G similarities exist.
+        block: Number of queries per step, which bounds memory to block × G similarities.
 
     Returns:
         (same [M], other [M]).
 
     Raises:
-        UserError: all images are of one class, or each is of its own.
+        UserError: All images are of one class, or no two are.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
     >>> nearest_by_class(points, torch.tensor([0, 0, 1, 2]))
     (tensor([0.8000, 0.8000]), tensor([0.6000, 0.9600]))
     """
     vectors = unit(embeddings.float())
-    searched = vectors if gallery is None else unit(gallery.float())
+    candidates = vectors if gallery is None else unit(gallery.float())
     classes = labels if gallery_labels is None else gallery_labels
-    found = []
+    blocks = []
     for start in range(0, len(labels), block):
-        similarity = vectors[start : start + block] @ searched.T
+        similarity = vectors[start : start + block] @ candidates.T
         same = labels[start : start + block, None] == classes
         other = similarity.masked_fill(same, -torch.inf).amax(dim=1)
         if gallery is None:
             same.diagonal(start).fill_(False)
-        found.append(torch.stack([similarity.masked_fill(~same, -torch.inf).amax(dim=1), other]))
-    both = torch.cat(found, dim=1)
+        blocks.append(torch.stack([similarity.masked_fill(~same, -torch.inf).amax(dim=1), other]))
+    both = torch.cat(blocks, dim=1)
     both = both[:, (both > -torch.inf).all(dim=0)]
     if not both.shape[1]:
         raise UserError("labels: no image has both another of its class and one of another class")
@@ -68,32 +68,32 @@ def nearest_by_class(
 
 
 def plot_nearest_classes(
-    nearest: Mapping[str, tuple[Tensor, Tensor]], *, most: int = 20_000, look: Style | None = None
+    nearest: Mapping[str, tuple[Tensor, Tensor]], *, points: int = 20_000, style: Style | None = None
 ) -> Figure:
-    """A point for each image, below the diagonal where the search finds the right class; a panel a model.
+    """Plot a point for each image, below the diagonal if its first result is right, and a panel per model.
 
     Args:
-        nearest: title → (same, other), of `nearest_by_class`.
-        most: points a panel shows at most, evenly taken from all.
-        look: light or dark.
+        nearest: Title → (same, other) of `nearest_by_class`.
+        points: Largest number of points per panel, evenly spaced over all.
+        style: Colors. Defaults to those for light pages.
 
     >>> figure = plot_nearest_classes({"test": (torch.tensor([0.9, 0.4]), torch.tensor([0.5, 0.6]))})
     >>> figure.axes[0].texts[0].get_text()
     '50.0 % right'
     """
-    look = look or style()
+    style = style or make_style()
     columns = min(len(nearest), 2)
     rows = -(-len(nearest) // columns)
     side = 8.0 / columns
-    figure, panels = look.panels(rows, columns, height=0.8 + (side if columns > 1 else 7.2) * rows)
+    figure, panels = style.panels(rows, columns, height=0.8 + (side if columns > 1 else 7.2) * rows)
     low = min(0.0, *(float(values.min()) for pair in nearest.values() for values in pair))
     for axes, (title, (same, other)) in zip(panels, nearest.items(), strict=False):
         right = same > other
         share = 100 * right.double().mean().item()
         shown = torch.zeros_like(right)
-        shown[torch.linspace(0, len(right) - 1, min(most, len(right))).long()] = True
+        shown[torch.linspace(0, len(right) - 1, min(points, len(right))).long()] = True
         size = min(6.0, max(1.0, 4000 / len(right)))
-        for mask, color, marker in ((right, look.right, "o"), (~right, look.wrong, "^")):
+        for mask, color, marker in ((right, style.right, "o"), (~right, style.wrong, "^")):
             mask = (mask & shown).cpu()
             axes.scatter(
                 same.cpu()[mask],
@@ -103,9 +103,9 @@ def plot_nearest_classes(
                 marker=marker,
                 linewidths=0,
                 alpha=0.75,
-                rasterized=True,  # thousands of points would make an unwieldy .svg
+                rasterized=True,  # thousands of points would make a huge .svg
             )
-        axes.plot([low, 1], [low, 1], color=look.ink, linewidth=0.6)
+        axes.plot([low, 1], [low, 1], color=style.foreground, linewidth=0.6)
         axes.text(
             0.03,
             0.97,
@@ -113,11 +113,11 @@ def plot_nearest_classes(
             transform=axes.transAxes,
             va="top",
             fontsize=SMALL,
-            color=look.ink,
+            color=style.foreground,
         )
         axes.set(xlim=(low, 1.01), ylim=(low, 1.01), aspect="equal")
-        look.label(axes, title=literal(title))
-    text = {"fontsize": TEXT, "color": look.ink}
+        style.label(axes, title=escape_label(title))
+    text = {"fontsize": TEXT, "color": style.foreground}
     figure.supxlabel("nearest of the same class (cosine)", **text)
     figure.supylabel("nearest of another class", **text)
     for axes in panels[len(nearest) :]:

@@ -1,4 +1,4 @@
-"""At which distances the negatives lie that a strategy takes (Sampling Matters, Fig. 3b)."""
+"""Distances of the negatives that a mining strategy samples (Sampling Matters, Fig. 3b)."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from firstpage.figures.style import Style, style
+from firstpage.figures.style import Style, make_style
 from firstpage.mining import mine
 from firstpage.pairs import Pairs, unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_sampled_negatives", "sampled_distances", "simulated_classes"]
+__all__ = ["plot_sampled_negatives", "sampled_distances", "simulate_classes"]
 
 STRATEGIES = ("uniform", "semihard", "hard", "distance_weighted")
 
 
-def simulated_classes(
+def simulate_classes(
     classes: int = 1024, dimensions: int = 16, spread: float = 0.8, *, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Two images of each of many classes strewn over the sphere, on average `spread` apart.
+    """Simulate embeddings of two images of each class, on average `spread` apart, on the sphere.
 
-    The dimensions are few on purpose. In 128 a batch would have to be astronomically large to hold a negative
-    at each distance, and a strategy can only take what is there.
+    The dimension is low on purpose: in 128 dimensions, a batch would have to be astronomically large to hold
+    a negative at each distance, and a strategy can only select from the batch.
 
-    >>> embeddings, labels = simulated_classes(classes=3)
+    >>> embeddings, labels = simulate_classes(classes=3)
     >>> embeddings.shape, labels.tolist()
     (torch.Size([6, 16]), [0, 1, 2, 0, 1, 2])
     """
-    lots = Generator().manual_seed(seed)
-    first = unit(torch.randn(classes, dimensions, generator=lots))
-    aside = torch.randn(classes, dimensions, generator=lots)
-    aside = unit(aside - (aside * first).sum(dim=1, keepdim=True) * first)
-    apart = (spread * (0.8 + 0.4 * torch.rand(classes, 1, generator=lots))).clamp(0, 2)  # ± a fifth
-    similarity = 1 - apart.square() / 2
-    second = similarity * first + (1 - similarity.square()).sqrt() * aside
+    generator = Generator().manual_seed(seed)
+    first = unit(torch.randn(classes, dimensions, generator=generator))
+    direction = torch.randn(classes, dimensions, generator=generator)
+    direction = unit(direction - (direction * first).sum(dim=1, keepdim=True) * first)
+    distance = (spread * (0.8 + 0.4 * torch.rand(classes, 1, generator=generator))).clamp(0, 2)  # ± 20 %
+    similarity = 1 - distance.square() / 2
+    second = similarity * first + (1 - similarity.square()).sqrt() * direction
     return torch.cat([first, second]), torch.arange(classes).repeat(2)
 
 
@@ -47,27 +47,27 @@ def sampled_distances(
     labels: Tensor,
     strategies: Sequence[str] = STRATEGIES,
     *,
-    draws: int = 4,
+    samples: int = 4,
     block: int = 512,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Strategy → the distances of the negatives it takes, with every image as the query in turn.
+    """Return the distances of the negatives that each strategy samples, with every image as query in turn.
 
-    Each query takes a random positive and then, by `mining`, a negative for it, `draws` times.
+    Each query samples a random positive and then, by `mining`, a negative for it, `samples` times.
 
     Args:
-        embeddings: [N, D], taken as one batch.
+        embeddings: [N, D] embeddings, used as one batch.
         labels: [N] their classes.
-        strategies: names of negative strategies that take one negative a positive.
-        draws: how often each query draws.
-        block: queries at a time, so that N × N distances never exist.
-        seed: of the draws.
+        strategies: Names of negative strategies that sample one negative per positive.
+        samples: Number of samples per query.
+        block: Number of queries per step, which bounds memory to block × N distances.
+        seed: Seed of the samples.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
-    >>> sampled_distances(points, torch.tensor([0, 0, 1, 1]), ["hard"], draws=1)["hard"]
+    >>> sampled_distances(points, torch.tensor([0, 0, 1, 1]), ["hard"], samples=1)["hard"]
     tensor([0.8944, 0.2828, 0.2828, 0.8944])
     """
-    lots = Generator(embeddings.device).manual_seed(seed)
+    generator = Generator(embeddings.device).manual_seed(seed)
     ids = torch.arange(len(labels), device=labels.device)
     found: dict[str, list[Tensor]] = {name: [] for name in strategies}
     for start in range(0, len(ids), block):
@@ -77,34 +77,34 @@ def sampled_distances(
         )
         distance = pairs.distance
         for name in strategies:
-            for _ in range(draws):
-                mined = mine(pairs, "random", name, generator=lots)
+            for _ in range(samples):
+                mined = mine(pairs, "random", name, generator=generator)
                 found[name].append(mined.of_negatives(distance)[mined.comparable])
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def plot_sampled_negatives(
-    distances: Mapping[str, Tensor] | None = None, *, bins: int = 50, look: Style | None = None
+    distances: Mapping[str, Tensor] | None = None, *, bins: int = 50, style: Style | None = None
 ) -> Figure:
-    """Histogram of the distances of sampled negatives for each strategy.
+    """Plot a histogram of the distances of sampled negatives for each strategy.
 
     Args:
-        distances: strategy → distances, of `sampled_distances`; those of `simulated_classes` if left out.
-        bins: over the distances from 0 to 2.
-        look: light or dark.
+        distances: Strategy → distances of `sampled_distances`. Defaults to those of `simulate_classes`.
+        bins: Number of bins over [0, 2].
+        style: Colors. Defaults to those for light pages.
 
     >>> figure = plot_sampled_negatives({"hard": torch.tensor([0.5, 0.6])})
     >>> figure.axes[0].get_xlabel()
     'distance of the sampled negative'
     """
-    look = look or style()
-    figure, (axes,) = look.panels()
+    style = style or make_style()
+    figure, (axes,) = style.panels()
     if distances is None:
-        distances = sampled_distances(*simulated_classes())
+        distances = sampled_distances(*simulate_classes())
     for number, (name, values) in enumerate(distances.items()):
         density, edges = torch.histogram(values.detach().cpu().float(), bins, range=(0.0, 2.0), density=True)
-        axes.stairs(density, edges, label=name.replace("_", " "), **look.curve(number))
+        axes.stairs(density, edges, label=name.replace("_", " "), **style.curve(number))
     axes.set(xlim=(0, 2), ylim=(0, None))
-    look.label(axes, "distance of the sampled negative", "density")
-    look.legend(axes, loc="upper right")
+    style.label(axes, "distance of the sampled negative", "density")
+    style.legend(axes, loc="upper right")
     return figure

@@ -1,7 +1,7 @@
-"""How every figure looks: one palette, one type size, on paper and on dark screens; and how it is saved.
+"""The style of all figures, for light and dark pages, and how figures are saved.
 
-Nothing here touches pyplot or matplotlib's settings, which all threads of a process share: a figure carries
-its whole look with it.
+Nothing here uses pyplot or matplotlib's settings, which all threads of a process share: the style is set on
+each figure.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-__all__ = ["Style", "save", "style"]
+__all__ = ["Style", "distinct_names", "escape_label", "make_style", "save"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
-_DATES = {".svg": "Date", ".pdf": "CreationDate"}  # what files say of when they were made
+_DATES = {".svg": "Date", ".pdf": "CreationDate"}  # metadata omitted to make files reproducible
 DPI = 300
-TEXT, SMALL = 8.0, 7.0  # points, in a figure printed 8 cm wide
+TEXT, SMALL = 8.0, 7.0  # font sizes in points, for a figure 8 cm wide
 _LINES: tuple[Any, ...] = (
     "-",
     (0, (4, 1.5)),
@@ -40,69 +40,69 @@ _LINES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Style:
-    """Colors of a figure. Curves differ by color and by line, so that they do without color too.
+    """Colors of a figure. Curves differ in color and in line style, so that color is not needed.
 
     Attributes:
-        paper: the ground.
-        ink: text and axes.
-        faint: grid lines, and what is only there to orient.
-        colors: for curves, in their order: Okabe and Ito's, which the color-blind tell apart.
-        right: what a search got right.
-        wrong: what it got wrong.
+        background: Color of the background.
+        foreground: Color of text and axes.
+        grid: Color of grid lines.
+        colors: Colors of curves, in order: Okabe and Ito's, which are safe for color-blind readers.
+        right: Color of right results.
+        wrong: Color of wrong results.
 
-    >>> style().curve(1)["color"], style().curve(7)["color"]
+    >>> make_style().curve(1)["color"], make_style().curve(7)["color"]
     ('#d55e00', '#d55e00')
     """
 
-    paper: str
-    ink: str
-    faint: str
+    background: str
+    foreground: str
+    grid: str
     colors: tuple[str, ...]
     right: str
     wrong: str
 
     def curve(self, number: int) -> dict[str, Any]:
-        """Color, line and width of the curve of that number, for `Axes.plot`."""
-        again, color = divmod(number, len(self.colors))
+        """Return color, line style and width of the n-th curve, for `Axes.plot`."""
+        cycle, color = divmod(number, len(self.colors))
         return {
             "color": self.colors[color],
-            "linestyle": _LINES[(color + again) % len(_LINES)],  # another line when colors come again
+            "linestyle": _LINES[(color + cycle) % len(_LINES)],  # another line style when colors repeat
             "linewidth": 1.4,
         }
 
     def panels(
         self, rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 6.0
     ) -> tuple[Figure, list[Axes]]:
-        """A figure of `rows` × `columns` axes, `width` × `height` cm in all."""
+        """Create a figure of `rows` × `columns` axes, `width` × `height` cm in total."""
         from matplotlib.figure import Figure  # takes half a second to import
 
         figure = Figure(figsize=(width / 2.54, height / 2.54), dpi=DPI, layout="constrained")
-        figure.set_facecolor(self.paper)
-        axes = [figure.add_subplot(rows, columns, place + 1) for place in range(rows * columns)]
-        for one in axes:
-            one.set_facecolor(self.paper)
-            one.spines[["top", "right"]].set_visible(False)
-            one.spines[["left", "bottom"]].set_color(self.ink)
-            one.spines[["left", "bottom"]].set_linewidth(0.6)
-            one.tick_params(colors=self.ink, labelsize=SMALL, width=0.6, length=2.5)
-            one.grid(color=self.faint, linewidth=0.4)
-            one.set_axisbelow(True)
-            one.locator_params(nbins=6 if columns == 1 else 4)
+        figure.set_facecolor(self.background)
+        axes = [figure.add_subplot(rows, columns, number + 1) for number in range(rows * columns)]
+        for panel in axes:
+            panel.set_facecolor(self.background)
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.spines[["left", "bottom"]].set_color(self.foreground)
+            panel.spines[["left", "bottom"]].set_linewidth(0.6)
+            panel.tick_params(colors=self.foreground, labelsize=SMALL, width=0.6, length=2.5)
+            panel.grid(color=self.grid, linewidth=0.4)
+            panel.set_axisbelow(True)
+            panel.locator_params(nbins=6 if columns == 1 else 4)
         return figure, axes
 
-    def label(self, axes: Axes, across: str = "", up: str = "", title: str = "") -> None:
-        """Name the axes, and the panel if it is one of several."""
-        axes.set_xlabel(across, fontsize=TEXT, color=self.ink)
-        axes.set_ylabel(up, fontsize=TEXT, color=self.ink)
+    def label(self, axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
+        """Label the axes, and title the panel if it is one of several."""
+        axes.set_xlabel(x, fontsize=TEXT, color=self.foreground)
+        axes.set_ylabel(y, fontsize=TEXT, color=self.foreground)
         if title:
-            axes.set_title(title, fontsize=TEXT, color=self.ink)
+            axes.set_title(title, fontsize=TEXT, color=self.foreground)
 
     def legend(self, axes: Axes, **settings: Any) -> None:  # noqa: ANN401
-        """A legend without a border, where there is most room for it; what it covers shines through."""
+        """Add a translucent legend without a border, by default where it covers least."""
         axes.legend(
             fontsize=SMALL,
-            labelcolor=self.ink,
-            facecolor=self.paper,
+            labelcolor=self.foreground,
+            facecolor=self.background,
             edgecolor="none",
             framealpha=0.8,
             handlelength=2.6,
@@ -111,36 +111,36 @@ class Style:
 
 
 _LIGHT = Style(
-    paper="#ffffff",
-    ink="#1a1a1a",
-    faint="#dddddd",
+    background="#ffffff",
+    foreground="#1a1a1a",
+    grid="#dddddd",
     colors=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#444444"),
     right="#0072b2",
     wrong="#d55e00",
 )
 _DARK = Style(
-    paper="#14171a",
-    ink="#e8e8e8",
-    faint="#363b40",
+    background="#14171a",
+    foreground="#e8e8e8",
+    grid="#363b40",
     colors=("#56b4e9", "#f5793a", "#2cc79c", "#e39cc4", "#f0e442", "#bbbbbb"),
     right="#56b4e9",
     wrong="#f5793a",
 )
 
 
-def literal(name: str) -> str:
-    r"""A name as matplotlib leaves it: "$" would begin mathematics, and "_" hide it from the legend.
+def escape_label(name: str) -> str:
+    r"""Escape a name for matplotlib, where "$" starts a formula and a leading "_" hides a legend entry.
 
-    >>> literal("_price in $")
+    >>> escape_label("_price in $")
     ' _price in \\$'
     """
     return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
-def apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The names of folders, with as much of their paths as it takes to tell them apart.
+def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the names of folders, with as many parents as needed to distinguish them.
 
-    >>> apart(["runs/a", "runs/b"]), apart(["runs/a/0", "runs/b/0"])
+    >>> distinct_names(["runs/a", "runs/b"]), distinct_names(["runs/a/0", "runs/b/0"])
     (['a', 'b'], ['a/0', 'b/0'])
     """
     parts = [Path(path).resolve().parts for path in paths]
@@ -152,45 +152,45 @@ def apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     return names
 
 
-def style(dark: bool = False) -> Style:
-    """The look of all figures: for print and bright pages, or for dark ones.
+def make_style(dark: bool = False) -> Style:
+    """Return the style of figures for print and light pages, or for dark pages.
 
-    >>> style().paper, style(dark=True).paper
+    >>> make_style().background, make_style(dark=True).background
     ('#ffffff', '#14171a')
     """
     return _DARK if dark else _LIGHT
 
 
 def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as .png, .svg or .pdf, all or nothing; a picture as .png. It has the same bytes again.
+    """Write a figure as .png, .svg or .pdf, or an image as .png, atomically and reproducibly.
 
-    >>> save(style().panels()[0], "figure.bmp")
+    >>> save(make_style().panels()[0], "figure.bmp")
     Traceback (most recent call last):
     firstpage.errors.UserError: figure.bmp: cannot write '.bmp': choose .png, .svg or .pdf
     """
     target = Path(path)
-    drawn = hasattr(figure, "savefig")  # else a picture of pixels
-    known = SUFFIXES if drawn else SUFFIXES[:1]
+    is_plot = hasattr(figure, "savefig")  # else an image
+    suffixes = SUFFIXES if is_plot else SUFFIXES[:1]
     kind = target.suffix.lower()
-    if kind not in known:
-        names = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+    if kind not in suffixes:
+        names = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         raise UserError(f"{target}: cannot write {target.suffix!r}: choose {names}")
     target.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    if drawn:
-        undated = {_DATES[kind]: None} if kind in _DATES else None
-        figure.savefig(buffer, format=kind[1:], metadata=undated)  # type: ignore[union-attr]
+    if is_plot:
+        metadata = {_DATES[kind]: None} if kind in _DATES else None
+        figure.savefig(buffer, format=kind[1:], metadata=metadata)  # type: ignore[union-attr]
     else:
         figure.save(buffer, format="PNG")  # type: ignore[union-attr]
-    written = buffer.getvalue()
-    durable.write(target, _numbered(written) if kind == ".svg" else written)
+    content = buffer.getvalue()
+    durable.write(target, _number_ids(content) if kind == ".svg" else content)
     return target
 
 
-def _numbered(svg: bytes) -> bytes:
-    """A drawing whose parts are numbered: matplotlib names them by lot, or by a setting all threads share."""
-    lots = dict.fromkeys(re.findall(rb'\bid="([^"]*[0-9a-f]{10})"', svg))
-    numbers = {name: b"part%d" % number for number, name in enumerate(lots)}
+def _number_ids(svg: bytes) -> bytes:
+    """Number the ids of an SVG: matplotlib's are random, or depend on a setting that all threads share."""
+    ids = dict.fromkeys(re.findall(rb'\bid="([^"]*[0-9a-f]{10})"', svg))
+    numbers = {name: b"part%d" % number for number, name in enumerate(ids)}
     return re.sub(
-        rb'(\bid="|href="#|url\(#)([^")]*)', lambda found: found[1] + numbers.get(found[2], found[2]), svg
+        rb'(\bid="|href="#|url\(#)([^")]*)', lambda match: match[1] + numbers.get(match[2], match[2]), svg
     )

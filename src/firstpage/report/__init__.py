@@ -1,7 +1,16 @@
-"""The report: a run or a model judged on its test images, as text, JSON or one HTML page."""
+"""Reports: the evaluation of a run or model on its test images, as text, JSON or an HTML page."""
 
-from firstpage.report.measure import Estimate, Measured, measure
-from firstpage.report.page import page, report, write
-from firstpage.report.subject import Subject
+from firstpage.report.embedded_test import EmbeddedTest, embed_test
+from firstpage.report.evaluation import Estimate, Evaluation, evaluate_test
+from firstpage.report.page import render_page, write_page, write_report
 
-__all__ = ["Estimate", "Measured", "Subject", "measure", "page", "report", "write"]
+__all__ = [
+    "EmbeddedTest",
+    "Estimate",
+    "Evaluation",
+    "embed_test",
+    "evaluate_test",
+    "render_page",
+    "write_page",
+    "write_report",
+]

@@ -1,4 +1,4 @@
-"""What ran: the facts of a run, and where several recipes differ."""
+"""Facts about a run: its recipe, data, environment and cost; and how several recipes differ."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import ModelSettings
 from firstpage.runs.record import Record
 
-__all__ = ["called", "differences", "facts", "model_facts"]
+__all__ = ["dataset_name", "model_facts", "recipe_differences", "run_facts"]
 
 
-def facts(record: Record) -> dict[str, str]:
-    """What ran, on what and where, each in a few words. What a run folder does not say is left out.
+def run_facts(record: Record) -> dict[str, str]:
+    """Describe a run by short facts; those that its folder does not record are omitted.
 
-    >>> facts(Record(Path("a"), Recipe(), {"torch": "2.6"}, []))["Model"]
+    >>> run_facts(Record(Path("a"), Recipe(), {"torch": "2.6"}, []))["Model"]
     'resnet50, 512 dimensions, avg pooling'
     """
     recipe, about = record.recipe, record.about
@@ -25,12 +25,12 @@ def facts(record: Record) -> dict[str, str]:
     model, settings = recipe.model, dict(recipe.loss)
     loss = str(settings.pop("name", "?"))
     if settings:
-        loss += f" ({', '.join(f'{key} {_plain(value)}' for key, value in settings.items())})"
-    found = {
+        loss += f" ({', '.join(f'{key} {_format_value(value)}' for key, value in settings.items())})"
+    known = {
         "Loss": loss,
         **model_facts(recipe.model),
         "Weights at the start": Path(model.weights).name if model.weights else "none",
-        "Batch": f"{recipe.batch.size}, {recipe.batch.images_per_class} a class",
+        "Batch": f"{recipe.batch.size}, {recipe.batch.images_per_class} per class",
         "Optimizer": f"{recipe.optimizer.name}, rate {recipe.optimizer.lr:g}",
         "Epochs": str(recipe.schedule.epochs),
         "Schedule": recipe.schedule.kind,
@@ -38,32 +38,34 @@ def facts(record: Record) -> dict[str, str]:
         "Warnings": "; ".join(result.get("warnings") or []) or None,
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,
-        "Data": f"{called(data['name'], data.get('root', ''))}, {data['images']:,} images"
+        "Data": f"{dataset_name(data['name'], data.get('root', ''))}, {data['images']:,} images"
         if {"name", "images"} <= set(data)
         else None,
         "Data fingerprint": str(data["fingerprint"])[:16] if "fingerprint" in data else None,
         "Device": about.get("device"),
-        "Time in training": _duration(result.get("seconds")),
-        "Throughput": _throughput(result.get("images_per_second")),
+        "Time in training": _format_seconds(result.get("seconds")),
+        "Throughput": f"{result['images_per_second']:,.0f} images/s"
+        if result.get("images_per_second")
+        else None,
         "firstpage": about.get("firstpage"),
         "torch": about.get("torch"),
         "Python": about.get("python"),
         "git": str(about["git"])[:12] if about.get("git") else None,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def called(kind: str, root: str | Path) -> str:
-    """What a data set is called: by its kind, or a folder of one's own by its name.
+def dataset_name(kind: str, root: str | Path) -> str:
+    """Return the name of a dataset: its kind, or the name of the folder if it is an image folder.
 
-    >>> called("cub", "/data/birds"), called("folder", "/data/birds")
+    >>> dataset_name("cub", "/data/birds"), dataset_name("folder", "/data/birds")
     ('cub', 'birds')
     """
     return (kind == "folder" and Path(root).name) or kind
 
 
 def model_facts(model: ModelSettings) -> dict[str, str]:
-    """What a model is made of.
+    """Describe a model by short facts.
 
     >>> model_facts(ModelSettings(backbone="small", dim=64, stored=36, crop=32))["Input"]
     '32 of 36 pixels, squash'
@@ -76,46 +78,42 @@ def model_facts(model: ModelSettings) -> dict[str, str]:
     }
 
 
-def differences(recipes: Sequence[Recipe]) -> dict[str, list[str]]:
-    """The settings that are not the same in all, by their full names; "–" where a recipe has none.
+def recipe_differences(recipes: Sequence[Recipe]) -> dict[str, list[str]]:
+    """Return the settings that differ between recipes, by full name; "–" for a recipe without the setting.
 
-    >>> differences([Recipe(), Recipe().changed(["schedule.epochs=2"])])
+    >>> recipe_differences([Recipe(), Recipe().changed(["schedule.epochs=2"])])
     {'schedule.epochs': ['15', '2']}
     """
-    tables = [_flat(asdict(recipe)) for recipe in recipes]
+    tables = [_flatten(asdict(recipe)) for recipe in recipes]
     names = list(dict.fromkeys(name for table in tables for name in table))
-    rows = {name: [_plain(table.get(name)) for table in tables] for name in names}
+    rows = {name: [_format_value(table.get(name)) for table in tables] for name in names}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}
 
 
-def _flat(table: dict[str, Any], place: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{place}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
-            found[f"{place}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return ", ".join(_plain(part) for part in value)
+        return ", ".join(_format_value(part) for part in value)
     return str(value)
 
 
-def _duration(seconds: float | None) -> str | None:
+def _format_seconds(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _throughput(pace: float | None) -> str | None:
-    return f"{pace:,.0f} images/s" if pace else None

@@ -1,106 +1,122 @@
-"""What the searches returned, in pictures: lists in green and red frames, and confused classes."""
+"""Retrieved lists and confused classes, shown by their images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-from firstpage.report.markup import Html, named, tag
-from firstpage.report.measure import Measured
-from firstpage.report.pictures import Album, pick
-from firstpage.report.tables import swatch
+from firstpage.report.evaluation import Evaluation
+from firstpage.report.images import Thumbnails
+from firstpage.report.markup import Html, name_tag, tag
+from firstpage.report.tables import render_swatch
 
-PER_GROUP = 4  # queries shown of the best, the median and the worst
-PAIRS, EXAMPLES = 9, 3
-_TITLES = {
-    "best": "Best queries",
-    "median": "Median queries",
-    "worst": "Worst queries",
-}
+PER_GROUP = 4  # queries of the best, the median and the worst each
+PAIRS, EXAMPLES = 9, 3  # confused pairs of classes, and images of each class
 
 
-def retrieved(runs: Mapping[str, Measured], album: Album, page: Sequence[str]) -> list[Html]:
-    """Queries with their first results: the best, the median and the worst by average precision.
+def render_lists(
+    runs: Mapping[str, Evaluation], thumbnails: Thumbnails, all_names: Sequence[str]
+) -> list[Html]:
+    """Show the first results of queries: the best, the median and the worst by average precision.
 
-    Runs that take the same test are shown side by side, query by query, chosen by their mean.
+    Runs with the same test are shown side by side, for queries selected by their mean.
 
     Args:
-        runs: by name, all of the same test.
-        album: pictures of its catalog.
-        page: the names of all runs of the page: a run has one color throughout.
+        runs: Evaluations by name, all of the same test.
+        thumbnails: Images of its catalog.
+        all_names: Names of all runs on the page, which determine their colors.
     """
-    whose = (" of ", named(", ".join(runs))) if len(runs) < len(page) else ()
+    suffix = (" of ", name_tag(", ".join(runs))) if len(runs) < len(all_names) else ()
     first = next(iter(runs.values()))
     scores = torch.stack([run.retrieval.per_query["mAP"] for run in runs.values()]).mean(0)
     blocks = []
-    for kind, positions in pick(scores, first.retrieval.labels, PER_GROUP).items():
-        rows = [_query(runs, album, position, page) for position in positions]
-        blocks += [tag("h3", _TITLES[kind], *whose), tag("div", *rows, class_="card")]
+    for kind, positions in select_examples(scores, first.retrieval.labels, PER_GROUP).items():
+        queries = [_render_query(runs, thumbnails, position, all_names) for position in positions]
+        blocks += [tag("h3", f"{kind.capitalize()} queries", *suffix), tag("div", *queries, class_="card")]
     return blocks
 
 
-def _query(runs: Mapping[str, Measured], album: Album, position: int, page: Sequence[str]) -> Html:
+def select_examples(scores: Tensor, labels: Tensor, count: int) -> dict[str, list[int]]:
+    """Return the positions of the best, median and worst scores, at most one of each class.
+
+    Equal scores are shuffled by a fixed seed, because a good model has hundreds of perfect queries.
+
+    >>> select_examples(torch.tensor([0.0, 50.0, 100.0]), torch.arange(3), 1)
+    {'best': [2], 'median': [1], 'worst': [0]}
+    """
+    shuffled = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0))
+    order = shuffled[scores.cpu()[shuffled].argsort(stable=True)]
+    middle = (torch.arange(len(order)) - (len(order) - 1) / 2).abs().argsort(stable=True)
+    examples = {}
+    for name, ranked in (("best", order.flip(0)), ("median", order[middle]), ("worst", order)):
+        chosen: dict[int, int] = {}
+        for position in ranked.tolist():
+            chosen.setdefault(int(labels[position]), position)
+            if len(chosen) == count:
+                break
+        examples[name] = list(chosen.values())
+    return examples
+
+
+def _render_query(
+    runs: Mapping[str, Evaluation], thumbnails: Thumbnails, position: int, all_names: Sequence[str]
+) -> Html:
+    catalog = thumbnails.catalog
     first = next(iter(runs.values()))
-    row = int(first.subject.search.queries[int(first.retrieval.rows[position])])
-    label = int(album.catalog.labels[row])
-    name = album.catalog.classes[label]
+    row = int(first.test.rows.queries[int(first.retrieval.rows[position])])
+    label = int(catalog.labels[row])
+    name = catalog.classes[label]
     lines = []
-    several = len(page) > 1
-    for run, measured in runs.items():
-        score = float(measured.retrieval.per_query["mAP"][position])
-        found = [
-            int(measured.subject.results[place]) for place in measured.retrieval.first[position][:10].tolist()
-        ]
+    several = len(all_names) > 1
+    for run, evaluation in runs.items():
+        average_precision = float(evaluation.retrieval.per_query["mAP"][position])
+        results = evaluation.test.searched_rows[evaluation.retrieval.first[position][:10].numpy()]
         items = []
-        for rank, result in enumerate(found, start=1):
-            right = int(album.catalog.labels[result]) == label
-            shown = album.catalog.classes[int(album.catalog.labels[result])]
+        for rank, result in enumerate(results.tolist(), start=1):
+            result_label = int(catalog.labels[result])
+            result_name = catalog.classes[result_label]
+            verdict = "right" if result_label == label else "wrong"
             items.append(
                 tag(
                     "li",
-                    album.picture(result, f"Result {rank}, {'right' if right else 'wrong'}: {shown}"),
-                    tag("span", "✓" if right else "✗", class_="mark", aria_hidden="true"),
-                    None if right else named(shown, class_="name", title=shown),
-                    class_=f"result {'is-right' if right else 'is-wrong'}",
+                    thumbnails.element(result, f"Result {rank}, {verdict}: {result_name}"),
+                    tag("span", "✓" if verdict == "right" else "✗", class_="mark", aria_hidden="true"),
+                    None if verdict == "right" else name_tag(result_name, class_="name", title=result_name),
+                    class_=f"result is-{verdict}",
                 )
             )
-        title = f"average precision {score:.0f}\u00a0%"
-        tint = swatch(page.index(run))
-        head = tag("p", tint, named(run), f" · {title}", class_="note") if several else None
-        lines.append(tag("div", head, tag("ol", *items, class_="results"), class_="found"))
-    said = None if several else tag("div", title, class_="note")
-    asked = tag("div", album.picture(row, f"Query: {name}"), tag("div", named(name), said), class_="asked")
-    return tag("div", asked, tag("div", *lines), class_="query")
+        score = f"average precision {average_precision:.0f}\u00a0%"
+        swatch = render_swatch(all_names.index(run))
+        title = tag("p", swatch, name_tag(run), f" · {score}", class_="note") if several else None
+        lines.append(tag("div", title, tag("ol", *items, class_="results"), class_="query-results"))
+    note = None if several else tag("div", score, class_="note")
+    image = thumbnails.element(row, f"Query: {name}")
+    head = tag("div", image, tag("div", name_tag(name), note), class_="query-head")
+    return tag("div", head, tag("div", *lines), class_="query")
 
 
-def confusions(measured: Measured, album: Album) -> Html:
-    """The pairs of classes most often confused, with queries and what was found first in their place."""
-    retrieval, names = measured.retrieval, album.catalog.classes
-    subject = measured.subject
+def render_confusions(evaluation: Evaluation, thumbnails: Thumbnails) -> Html:
+    """Show the pairs of classes most often confused, with queries and their wrong first results."""
+    retrieval, test = evaluation.retrieval, evaluation.test
     items = []
-    for query, found, count in retrieval.confusions(PAIRS):
-        asked = retrieval.labels == query
-        cases = (asked & (retrieval.first_labels[:, 0] == found)).nonzero().flatten()[:EXAMPLES]
-        rows = [int(row) for row in subject.search.queries[retrieval.rows[cases].numpy()]]
-        results = [int(row) for row in subject.results[retrieval.first[cases, 0].numpy()]]
-        sides = [
-            tag(
-                "div",
-                tag("div", *(album.picture(row, f"{word}: {names[label]}") for row in shown), class_="shown"),
-                named(names[label]),
-            )
-            for word, label, shown in (("Query", query, rows), ("Found first", found, results))
-        ]
-        middle = tag(
-            "div",
-            tag("span", f"{count}", class_="count"),
-            f"of {int(asked.sum())}",
-            tag("br"),
-            "→",
-            class_="arrow",
-        )
-        items.append(tag("li", sides[0], middle, sides[1], class_="pair card"))
+    for query_class, result_class, count in retrieval.confusions(PAIRS):
+        of_class = retrieval.labels == query_class
+        cases = (of_class & (retrieval.first_labels[:, 0] == result_class)).nonzero().flatten()[:EXAMPLES]
+        queries = test.rows.queries[retrieval.rows[cases].numpy()].tolist()
+        results = test.searched_rows[retrieval.first[cases, 0].numpy()].tolist()
+        times = tag("span", f"{count}", class_="count")
+        arrow = tag("div", times, f"of {int(of_class.sum())}", tag("br"), "→", class_="arrow")
+        left = _render_class("Query", query_class, queries, thumbnails)
+        right = _render_class("Found first", result_class, results, thumbnails)
+        items.append(tag("li", left, arrow, right, class_="pair card"))
     if not items:
-        return tag("p", "Every first result is right: there is nothing to confuse.", class_="note")
+        return tag("p", "Every first result is right: no classes are confused.", class_="note")
     return tag("ul", *items, class_="pairs")
+
+
+def _render_class(title: str, label: int, rows: Sequence[int], thumbnails: Thumbnails) -> Html:
+    name = thumbnails.catalog.classes[label]
+    images = (thumbnails.element(row, f"{title}: {name}") for row in rows)
+    return tag("div", tag("div", *images, class_="examples"), name_tag(name))

@@ -1,4 +1,4 @@
-"""HTML, built so that text cannot become markup: what is not `Html` already is escaped."""
+"""HTML elements whose content is escaped unless it is `Html` already."""
 
 from __future__ import annotations
 
@@ -6,64 +6,64 @@ import html
 import re
 from collections.abc import Iterable
 
-__all__ = ["Html", "join", "named", "tag", "text"]
+__all__ = ["Html", "escape", "join", "name_tag", "tag"]
 
 _VOID = frozenset(("br", "hr", "img", "input", "link", "meta", "source", "wbr"))
-# Control characters have no place in HTML, nor half a surrogate pair (a file name of odd bytes) in UTF-8.
-_DROPPED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127, *range(0xD800, 0xE000)), "\ufffd")
+# Control characters are invalid in HTML, and lone surrogates (of undecodable file names) in UTF-8.
+_REPLACED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127, *range(0xD800, 0xE000)), "\ufffd")
 
 
 class Html(str):
-    """Markup, as opposed to text.
+    """A string of markup, as opposed to text.
 
     >>> tag("b", Html("<i>x</i>"), "<i>")
     '<b><i>x</i>&lt;i&gt;</b>'
     """
 
 
-def text(content: object) -> Html:
-    """Any text, escaped.
+def escape(content: object) -> Html:
+    """Escape text.
 
-    >>> text('wren & "auk" <b>')
+    >>> escape('wren & "auk" <b>')
     'wren &amp; &quot;auk&quot; &lt;b&gt;'
     """
     if isinstance(content, Html):
         return content
-    return Html(html.escape(str(content).translate(_DROPPED), quote=True))
+    return Html(html.escape(str(content).translate(_REPLACED), quote=True))
 
 
 def tag(kind: str, /, *children: object, **attributes: object) -> Html:
-    """An element. Attributes that Python reserves end in `_`; `_` stands for `-`; None leaves one out.
+    """Build an element. A trailing `_` of an attribute is dropped, any other becomes `-`; None omits it.
 
     >>> tag("td", "P@1", class_="name", data_k=1, hidden=True, title=None)
     '<td class="name" data-k="1" hidden>P@1</td>'
     >>> tag("img", alt='a "b"')
     '<img alt="a &quot;b&quot;">'
     """
-    written = []
+    pairs = []
     for key, value in attributes.items():
-        word = key.rstrip("_").replace("_", "-")
+        name = key.rstrip("_").replace("_", "-")
         if value is True:
-            written.append(f" {word}")
+            pairs.append(f" {name}")
         elif value is not None and value is not False:
-            written.append(f' {word}="{text(value)}"')
-    opening = f"<{kind}{''.join(written)}>"
+            pairs.append(f' {name}="{escape(value)}"')
+    opening = f"<{kind}{''.join(pairs)}>"
     return Html(opening if kind in _VOID else f"{opening}{join(children)}</{kind}>")
 
 
 def join(parts: Iterable[object]) -> Html:
-    """Parts one after another, each escaped unless it is markup; None is nothing.
+    """Concatenate parts, escaping those that are not markup and skipping None.
 
     >>> join(["a<b", None, tag("br")])
     'a&lt;b<br>'
     """
-    return Html("".join(text(part) for part in parts if part is not None))
+    return Html("".join(escape(part) for part in parts if part is not None))
 
 
-def named(content: object, **attributes: object) -> Html:
-    """A name of the user's: in its own direction of writing, and with places to break a long one.
+def name_tag(content: object, **attributes: object) -> Html:
+    """Build an element of a name, with its own text direction and line breaks after `_` and `/`.
 
-    >>> named("140.Summer_Tanager")
+    >>> name_tag("140.Summer_Tanager")
     '<bdi>140.Summer_<wbr>Tanager</bdi>'
     """
-    return tag("bdi", Html(re.sub(r"(?<=[_/])", "<wbr>", text(content))), **attributes)
+    return tag("bdi", Html(re.sub(r"(?<=[_/])", "<wbr>", escape(content))), **attributes)

@@ -1,4 +1,4 @@
-"""The report: one HTML file that opens anywhere, offline."""
+"""The report: a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ import numpy as np
 import firstpage
 from firstpage import durable
 from firstpage.errors import UserError
-from firstpage.figures.style import apart
-from firstpage.models.embedder import Embedder
-from firstpage.report.charts import curves, health
-from firstpage.report.embedding import embedding_map
-from firstpage.report.facts import facts
-from firstpage.report.lists import confusions, retrieved
-from firstpage.report.markup import Html, join, named, tag
-from firstpage.report.measure import Measured, measure
-from firstpage.report.pictures import Album
-from firstpage.report.subject import Subject
-from firstpage.report.tables import classes, comparison, metrics, swatch, tiles, what_ran
+from firstpage.figures.style import distinct_names
+from firstpage.report import tables
+from firstpage.report.charts import render_curves, render_health
+from firstpage.report.embedded_test import embed_test
+from firstpage.report.evaluation import Evaluation, evaluate_test
+from firstpage.report.facts import run_facts
+from firstpage.report.images import Thumbnails, render_map
+from firstpage.report.lists import render_confusions, render_lists
+from firstpage.report.markup import Html, join, name_tag, tag
 from firstpage.runs.folder import fingerprint
+from firstpage.runs.opening import open_run
 from firstpage.runs.record import Record
 
-__all__ = ["page", "report", "write"]
+__all__ = ["render_page", "write_page", "write_report"]
 
-_FIGURES = tag(
+_METRICS = tag(
     "p",
-    "Percentages over the queries that have something to find. An interval holds the figure in 95 of 100 "
-    "draws of other queries, or of other classes: for classes never seen the honest one, given some dozens.",
+    "Percentages over the queries that have an image to find. Intervals are 95 % bootstrap intervals over "
+    "queries and over classes; with dozens of classes, the latter is the one to use for new classes.",
     class_="note",
 )
 _DIFFERENT = tag(
     "p",
-    "These runs were not tested on the same images: their figures say little about which is better.",
+    "These runs were not tested on the same images: their metrics are not comparable.",
     class_="warning",
 )
 _LISTS = tag(
@@ -45,17 +44,17 @@ _LISTS = tag(
     tag("span", "✓ green", class_="right-word"),
     " is of the query’s class, ",
     tag("span", "✗ red", class_="wrong-word"),
-    " is not, and says what it is. Ordered by average precision; ties are drawn by lot.",
+    " is not, and is labeled with its class. Queries are ordered by average precision, ties at random.",
     class_="note",
 )
 _CONFUSED = tag(
     "p",
-    "Queries of one class whose first result is of another: left the query, right what came first.",
+    "Queries whose first result is of another class: the queries on the left, the results on the right.",
     class_="note",
 )
 
 
-def report(
+def write_report(
     runs: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None = None,
     *,
@@ -66,73 +65,80 @@ def report(
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Path:
-    """Measure one run or several and write all that can be shown of them into one HTML file.
+    """Evaluate one or more runs and write a self-contained HTML page about them.
 
     Args:
-        runs: run folders, or folders of saved models.
-        out: the file; `report.html` in the first run's folder if left out.
-        data: a data set; that of each run, where it was, if left out.
-        protocol: `paper` or `fair`; each run's own if left out.
-        clustering: also cluster the test images, which costs much with thousands of classes.
-        device: where; a GPU where there is one if left out.
-        cache: where stores of pixels are kept; the user's cache if left out.
-        progress: show progress.
+        runs: Run folders, or folders of saved models.
+        out: The file. Defaults to `report.html` in the folder of the first run.
+        data: A dataset. Defaults to each run's own.
+        protocol: `paper` or `fair`. Defaults to each run's own.
+        clustering: Also cluster the test images, which is slow with thousands of classes.
+        device: `cuda` or `cpu`. Defaults to a GPU if available.
+        cache: Folder for cached pixels. Defaults to the user's cache.
+        progress: Whether to show progress.
+
+    Returns:
+        Path of the file.
 
     Raises:
-        FileNotFoundError: no run there, or no data.
-        UserError: no run was given, or one does not fit the data.
+        FileNotFoundError: There is no model in a folder, or the data of a run was moved or changed.
+        UserError: There are no runs, the same one twice, or one without a test in the data.
 
-    >>> report([])
+    >>> write_report([])
     Traceback (most recent call last):
     firstpage.errors.UserError: runs=[]: name at least one run folder
     """
     if not runs:
         raise UserError("runs=[]: name at least one run folder")
-    names = _names(runs)
+    names = distinct_names(runs)
+    if len({*names}) < len(names):
+        raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
     target = durable.check(out if out is not None else Path(runs[0], "report.html"))
-    for run in runs:
-        Embedder.load(run)  # what is no model is said before minutes are spent on the others
-    subjects = [
-        Subject.open(run, data, protocol=protocol, device=device, cache=cache, progress=progress)
-        for run in runs
+    opened = [  # all of them first, to fail before minutes of work
+        open_run(run, data, protocol=protocol, device=device, cache=cache, progress=progress) for run in runs
     ]
-    measured = [measure(subject, clustering=clustering) for subject in subjects]
-    return write(dict(zip(names, measured, strict=True)), target)
+    tests = [embed_test(run) for run in opened]
+    del opened  # the models take memory
+    evaluations = [evaluate_test(test, clustering=clustering) for test in tests]
+    return write_page(dict(zip(names, evaluations, strict=True)), target)
 
 
-def write(runs: Mapping[str, Measured], path: str | os.PathLike[str]) -> Path:
-    """Write the page of what was measured, all or nothing.
+def write_page(runs: Mapping[str, Evaluation], path: str | os.PathLike[str]) -> Path:
+    """Write the HTML page of some evaluations, atomically.
 
     Args:
-        runs: what was measured, by the name to show.
-        path: the file.
+        runs: Evaluations by the names to show.
+        path: The file.
 
-    >>> write({}, "report.html")
+    Returns:
+        Path of the file.
+
+    >>> write_page({}, "report.html")
     Traceback (most recent call last):
-    firstpage.errors.UserError: runs={}: measure at least one
+    firstpage.errors.UserError: runs={}: must have at least one evaluation
     """
-    target, text = Path(path), page(runs)
+    target, text = Path(path), render_page(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     durable.write(target, text.encode())
     return target
 
 
-def page(runs: Mapping[str, Measured]) -> Html:
-    """The whole document.
+def render_page(runs: Mapping[str, Evaluation]) -> Html:
+    """Render the HTML page of some evaluations.
 
     Args:
-        runs: what was measured, by the name to show.
+        runs: Evaluations by the names to show.
 
     Raises:
-        UserError: nothing was measured.
+        UserError: There are no evaluations.
 
-    >>> page({})
+    >>> render_page({})
     Traceback (most recent call last):
-    firstpage.errors.UserError: runs={}: measure at least one
+    firstpage.errors.UserError: runs={}: must have at least one evaluation
     """
     if not runs:
-        raise UserError("runs={}: measure at least one")
-    groups = _alike(runs)
+        raise UserError("runs={}: must have at least one evaluation")
+    groups = _group_by_test(runs)
     sections = [section for section in _sections(runs, groups) if section[2]]
     nav = tag("nav", tag("ul", *(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)))
     body = [
@@ -150,17 +156,20 @@ def page(runs: Mapping[str, Measured]) -> Html:
             tag("title", f"{title} – firstpage report"),
             tag("style", Html((files("firstpage.report") / "style.css").read_text(encoding="utf-8"))),
         ),
-        tag("body", _header(runs, len(groups) == 1), nav, tag("main", *body), _footer(runs)),
+        tag("body", _render_header(runs, len(groups) == 1), nav, tag("main", *body), _render_footer(runs)),
         lang="en",
     )
     return Html(f"<!doctype html>\n{document}\n")
 
 
-def _header(runs: Mapping[str, Measured], alike: bool) -> Html:
+def _render_header(runs: Mapping[str, Evaluation], same_test: bool) -> Html:
     first = next(iter(runs.values()))
-    said = [_tested(first)] if alike else [f"{n}: {_tested(r)}" for n, r in runs.items()]
-    said += [line for line in (_trained(run) for run in runs.values()) if line and len(runs) == 1]
-    names = [named(name) for name in runs]
+    lines = [_describe_test(first)]
+    if not same_test:
+        lines = [f"{name}: {_describe_test(run)}" for name, run in runs.items()]
+    if len(runs) == 1 and first.test.record is not None:
+        lines.append(_describe_training(first.test.record))
+    names = [name_tag(name) for name in runs]
     heading = join([names[0], *(part for name in names[1:] for part in (" · ", name))])
     return tag(
         "header",
@@ -168,120 +177,101 @@ def _header(runs: Mapping[str, Measured], alike: bool) -> Html:
             "div",
             tag("p", "firstpage report", class_="brand"),
             tag("h1", heading),
-            tag("p", *(part for line in said for part in (line, tag("br"))), class_="lead"),
-            tiles(first) if len(runs) == 1 else None,
+            tag("p", *(part for line in lines for part in (line, tag("br"))), class_="lead"),
+            tables.render_tiles(first) if len(runs) == 1 else None,
         ),
     )
 
 
-def _tested(measured: Measured) -> str:
-    subject, retrieval = measured.subject, measured.retrieval
-    among = "one another" if subject.gallery is None else f"a gallery of {len(subject.gallery):,}"
-    left = (
-        f"; {retrieval.without_positive:,} with nothing to find are left out"
-        if retrieval.without_positive
-        else ""
-    )
+def _describe_test(evaluation: Evaluation) -> str:
+    test, retrieval = evaluation.test, evaluation.retrieval
+    among = "one another" if test.gallery is None else f"a gallery of {len(test.gallery):,}"
+    omitted = ""
+    if retrieval.without_positive:
+        omitted = f"; {retrieval.without_positive:,} with nothing to find are omitted"
     return (
-        f"{retrieval.queries:,} queries of {measured.counted_classes()} of {subject.data}, "
-        f"searching {among}{left}. Protocol: {subject.protocol}."
-        + "".join(f" {note}." for note in subject.notes)
+        f"{retrieval.queries:,} queries of {evaluation.class_count()} of {test.data}, "
+        f"searching {among}{omitted}. Protocol: {test.protocol}."
+        + "".join(f" {note}." for note in test.notes)
     )
 
 
-def _trained(measured: Measured) -> str:
-    record = measured.subject.record
-    if record is None:
-        return ""
-    known = facts(record)
-    time = f" in {known['Time in training']} on {known['Device']}" if "Time in training" in known else ""
-    epochs = f"{known['Epochs']} epoch{'s' if known['Epochs'] != '1' else ''}"
-    left = "" if record.result else f" Not finished: the log ends at step {_last(record):,}."
-    return f"Trained with {known['Loss']}: {known['Model']}; {epochs}{time}.{left}"
-
-
-def _last(record: Record) -> int:
-    return int(max((line["step"] for line in record.log), default=0))
+def _describe_training(record: Record) -> str:
+    facts = run_facts(record)
+    time = f" in {facts['Time in training']} on {facts['Device']}" if "Time in training" in facts else ""
+    epochs = f"{facts['Epochs']} epoch{'s' if facts['Epochs'] != '1' else ''}"
+    last_step = int(max((line["step"] for line in record.log), default=0))
+    status = "" if record.result else f" Not finished: the log ends at step {last_step:,}."
+    return f"Trained with {facts['Loss']}: {facts['Model']}; {epochs}{time}.{status}"
 
 
 def _sections(
-    runs: Mapping[str, Measured], groups: Sequence[Mapping[str, Measured]]
+    runs: Mapping[str, Evaluation], groups: Sequence[Mapping[str, Evaluation]]
 ) -> list[tuple[str, str, list[Html]]]:
+    """Return id, title and content of each section; an empty one is not shown."""
     several = len(runs) > 1
-    albums = [Album(next(iter(group.values())).subject.catalog) for group in groups]
-    album_of = {name: album for group, album in zip(groups, albums, strict=True) for name in group}
+    thumbnails = [Thumbnails(next(iter(group.values())).test.catalog) for group in groups]
+    thumbnails_of = {name: images for group, images in zip(groups, thumbnails, strict=True) for name in group}
 
-    def each(draw: Callable[[Measured, Album], Html]) -> list[Html]:
+    def each(render: Callable[[Evaluation, Thumbnails], Html]) -> list[Html]:
         parts = []
-        for number, (name, measured) in enumerate(runs.items()):
-            parts += [tag("h3", swatch(number), named(name))] if several else []
-            parts.append(draw(measured, album_of[name]))
+        for number, (name, evaluation) in enumerate(runs.items()):
+            parts += [tag("h3", tables.render_swatch(number), name_tag(name))] if several else []
+            parts.append(render(evaluation, thumbnails_of[name]))
         return parts
 
-    differing = _DIFFERENT if len(groups) > 1 else None
-    figures = comparison(runs, ranked=differing is None) if several else metrics(next(iter(runs.values())))
+    same_test = len(groups) == 1
+    if several:
+        metrics = tables.render_comparison(runs, ranked=same_test)
+    else:
+        metrics = tables.render_metrics(next(iter(runs.values())))
     lists = [
         part
-        for group, album in zip(groups, albums, strict=True)
-        for part in retrieved(group, album, list(runs))
+        for group, images in zip(groups, thumbnails, strict=True)
+        for part in render_lists(group, images, list(runs))
     ]
     return [
         (
-            "figures",
-            "Side by side" if several else "Figures",
-            [_FIGURES, *filter(None, [differing]), tag("div", figures, class_="card")],
+            "metrics",
+            "Side by side" if several else "Metrics",
+            [_METRICS, *([] if same_test else [_DIFFERENT]), tag("div", metrics, class_="card")],
         ),
-        ("curves", "Curves", [curves(runs)]),
-        ("health", "Health along training", health(runs)),
+        ("curves", "Curves", [render_curves(runs)]),
+        ("health", "Health during training", render_health(runs)),
         ("lists", "Retrieved lists", [_LISTS, *lists]),
-        ("confused", "Confused classes", [_CONFUSED, *each(confusions)]),
-        ("classes", "Worst classes", each(lambda measured, _: classes(measured))),
-        ("map", "Map of the embedding", each(embedding_map)),
-        ("run", "What ran", [tag("div", what_ran(runs), class_="card")]),
+        ("confused", "Confused classes", [_CONFUSED, *each(render_confusions)]),
+        ("classes", "Worst classes", each(lambda evaluation, _: tables.render_classes(evaluation))),
+        ("map", "Map of the embedding", each(render_map)),
+        ("run", "Run details", [tag("div", tables.render_facts(runs), class_="card")]),
     ]
 
 
-def _footer(runs: Mapping[str, Measured]) -> Html:
+def _render_footer(runs: Mapping[str, Evaluation]) -> Html:
     protocols = {
-        "paper": "paper: the best epoch was chosen on the test classes, as the papers do.",
-        "fair": "fair: the best epoch was chosen on classes held out of training; the test was touched once.",
+        "paper": "paper: the best epoch was selected on the test classes, as in the papers.",
+        "fair": "fair: the best epoch was selected on classes held out of training; the test was used once.",
     }
-    records = [run.subject.record for run in runs.values()]
+    records = [run.test.record for run in runs.values()]
     used = {record.recipe.train.protocol for record in records if record is not None}
     return tag(
         "footer",
-        *(tag("p", said) for name, said in protocols.items() if name in used),
-        tag(
-            "p",
-            f"Made by firstpage {firstpage.__version__} on {date.today()}. It needs no other file.",
-        ),
+        *(tag("p", text) for name, text in protocols.items() if name in used),
+        tag("p", f"Made by firstpage {firstpage.__version__} on {date.today()}. It needs no other file."),
     )
 
 
-def _alike(runs: Mapping[str, Measured]) -> list[dict[str, Measured]]:
-    """The runs, grouped by the test they take: only those of one test can be shown query by query."""
-    groups: list[dict[str, Measured]] = []
-    for name, measured in runs.items():
+def _group_by_test(runs: Mapping[str, Evaluation]) -> list[dict[str, Evaluation]]:
+    """Group the runs by their tests: only runs with the same test can be compared query by query."""
+    groups: list[dict[str, Evaluation]] = []
+    for name, evaluation in runs.items():
+        test = evaluation.test
         for group in groups:
-            other = next(iter(group.values())).subject
-            same = fingerprint(other.catalog) == fingerprint(measured.subject.catalog)
-            if same and all(
-                np.array_equal(one, two)
-                for one, two in (
-                    (other.search.queries, measured.subject.search.queries),
-                    (other.results, measured.subject.results),
-                )
-            ):
-                group[name] = measured
+            other = next(iter(group.values())).test
+            same_data = fingerprint(other.catalog) == fingerprint(test.catalog)
+            same_queries = np.array_equal(other.rows.queries, test.rows.queries)
+            if same_data and same_queries and np.array_equal(other.searched_rows, test.searched_rows):
+                group[name] = evaluation
                 break
         else:
-            groups.append({name: measured})
+            groups.append({name: evaluation})
     return groups
-
-
-def _names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The folders' names, told apart."""
-    names = apart(runs)
-    if len({*names}) < len(names):
-        raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
-    return names

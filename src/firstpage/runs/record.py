@@ -1,4 +1,4 @@
-"""A run folder, read: the recipe, what ran, the log, and what came of it."""
+"""The contents of a run folder: recipe, environment, log and result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Series = tuple[list[float], list[float]]  # steps, values
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder tells it: finished, still going, or killed.
+    """The contents of a run folder, whether the run is finished, still training, or was killed.
 
     Attributes:
-        folder: where it is.
-        recipe: what was asked for.
-        about: `run.json`: versions, git hash, device, data; and `result`, unless the run was cut short.
-        log: the lines of `log.jsonl`.
+        folder: The run folder.
+        recipe: The recipe of the run.
+        about: `run.json`: versions, git hash, device and data; and `result`, once the run is finished.
+        log: The lines of `log.jsonl`.
 
-    >>> Record(Path("runs/a"), Recipe(), {"torch": "2.6"}, [{"step": 1, "loss": 0.5}]).series()
+    >>> Record(Path("runs/a"), Recipe(), {"torch": "2.6"}, [{"step": 1, "loss": 0.5}]).logged_series()
     {'loss': ([1.0], [0.5])}
     """
 
@@ -39,32 +39,30 @@ class Record:
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Record:
-        """Read a run folder.
-
-        A last line that a kill cut short is left out.
+        """Read a run folder, ignoring an incomplete last line of the log.
 
         Raises:
-            FileNotFoundError: it is no run folder.
-            UserError: a file in it is broken.
+            FileNotFoundError: It is not a run folder.
+            UserError: A file in it is damaged.
 
         >>> Record.read("nowhere")
         Traceback (most recent call last):
-        FileNotFoundError: nowhere: no run folder: it holds recipe.toml, run.json and log.jsonl
+        FileNotFoundError: nowhere: not a run folder: recipe.toml or run.json is missing
         """
         source = Path(folder)
         if not (source / "recipe.toml").is_file() or not (source / "run.json").is_file():
-            raise FileNotFoundError(f"{folder}: no run folder: it holds recipe.toml, run.json and log.jsonl")
+            raise FileNotFoundError(f"{folder}: not a run folder: recipe.toml or run.json is missing")
         try:
             about = json.loads((source / "run.json").read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{source / 'run.json'}: {error}") from None
         if not isinstance(about, dict):
-            raise UserError(f"{source / 'run.json'}: not a table of what ran")
-        return cls(source, Recipe.read(source / "recipe.toml"), about, _lines(source / "log.jsonl"))
+            raise UserError(f"{source / 'run.json'}: must hold a JSON object, not a {type(about).__name__}")
+        return cls(source, Recipe.read(source / "recipe.toml"), about, _read_log(source / "log.jsonl"))
 
     @property
     def name(self) -> str:
-        """The folder's name.
+        """The name of the folder.
 
         >>> Record(Path("runs/a"), Recipe(), {}, []).name
         'a'
@@ -73,7 +71,7 @@ class Record:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What came of the run; empty before its end.
+        """The result of the run; empty until it is finished.
 
         >>> Record(Path("runs/a"), Recipe(), {}, []).result
         {}
@@ -82,76 +80,76 @@ class Record:
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """The lines that measure the model, by step.
+        """The log lines of evaluations, by step.
 
-        A run that went on from a checkpoint may measure a step again: the later line counts.
+        A run resumed from a checkpoint may evaluate a step again: the later line counts.
 
         >>> log = [{"step": 0, "P@1": 1.0}, {"step": 9, "loss": 0.1}, {"step": 9, "P@1": 4.0}]
         >>> Record(Path(), Recipe(), {}, log).evaluations
         [{'step': 0, 'P@1': 1.0}, {'step': 9, 'P@1': 4.0}]
         """
-        measured = {line["step"]: line for line in self.log if "P@1" in line}
-        return [measured[step] for step in sorted(measured)]
+        by_step = {line["step"]: line for line in self.log if "P@1" in line}
+        return [by_step[step] for step in sorted(by_step)]
 
-    def curve(self, measure: str) -> tuple[list[int], list[float]]:
-        """Steps, and the measure at each of them.
+    def metric_curve(self, metric: str) -> tuple[list[int], list[float]]:
+        """Return the steps of the evaluations, and the metric at each of them.
 
         Raises:
-            UserError: the run did not measure that.
+            UserError: The run did not log the metric.
 
-        >>> Record(Path(), Recipe(), {}, [{"step": 0, "P@1": 12.5}]).curve("P@1")
+        >>> Record(Path(), Recipe(), {}, [{"step": 0, "P@1": 12.5}]).metric_curve("P@1")
         ([0], [12.5])
         """
         evaluations = self.evaluations
-        lines = [line for line in evaluations if measure in line]
+        lines = [line for line in evaluations if metric in line]
         if not lines:
-            raise self._missing(measure, evaluations[0] if evaluations else ())
-        return [int(line["step"]) for line in lines], [line[measure] for line in lines]
+            raise self._missing(metric, evaluations[0] if evaluations else ())
+        return [int(line["step"]) for line in lines], [line[metric] for line in lines]
 
-    def reported(self, measure: str) -> float:
-        """The measure in the reported test; at the best evaluation while there is no report.
+    def final_metric(self, metric: str) -> float:
+        """Return the metric of the test; that of the best evaluation until the run is finished.
 
         Raises:
-            UserError: the run did not measure that.
+            UserError: The run did not log the metric.
 
-        >>> Record(Path(), Recipe(), {"result": {"test": {"R@1": 60.0}}}, []).reported("R@1")
+        >>> Record(Path(), Recipe(), {"result": {"test": {"R@1": 60.0}}}, []).final_metric("R@1")
         60.0
         """
         evaluations = self.evaluations
         best = max(evaluations, key=lambda line: line["P@1"]) if evaluations else {}
-        figures: dict[str, float] = self.result.get("test") or best
-        if measure not in figures:
-            raise self._missing(measure, figures)
-        return figures[measure]
+        metrics: dict[str, float] = self.result.get("test") or best
+        if metric not in metrics:
+            raise self._missing(metric, metrics)
+        return metrics[metric]
 
-    def series(self) -> dict[str, Series]:
-        """Every number that was logged along the steps, by name.
+    def logged_series(self) -> dict[str, Series]:
+        """Return the steps and values of every number in the log, by name.
 
-        NaN and infinity stay: a curve that breaks off is a finding. A run that went on from a checkpoint may
-        log a step again: the later line counts.
+        NaN and infinity are included, because they show where a run diverged. A run resumed from a checkpoint
+        may log a step again: the later line counts.
 
         >>> log = [{"step": 0, "epoch": 0, "P@1": 1.0}, {"step": 9, "active": 0.5, "epoch": 1, "P@1": 4.0}]
-        >>> Record(Path(), Recipe(), {}, log).series()
+        >>> Record(Path(), Recipe(), {}, log).logged_series()
         {'P@1': ([0.0, 9.0], [1.0, 4.0]), 'active': ([9.0], [0.5])}
         """
-        found: dict[str, dict[float, float]] = {}
+        by_name: dict[str, dict[float, float]] = {}
         for line in self.log:
             for name, value in line.items():
                 if name in ("step", "epoch") or isinstance(value, bool) or not isinstance(value, int | float):
                     continue
-                found.setdefault(name, {})[float(line["step"])] = float(value)
+                by_name.setdefault(name, {})[float(line["step"])] = float(value)
         return {
-            name: (sorted(points), [points[step] for step in sorted(points)])
-            for name, points in found.items()
+            name: (sorted(values), [values[step] for step in sorted(values)])
+            for name, values in by_name.items()
         }
 
-    def _missing(self, measure: str, there: Iterable[str]) -> UserError:
-        names = ", ".join(name for name in there if name not in ("step", "epoch"))
-        has = f"it has {names}" if names else "it has no evaluation yet: wait for the first one"
-        return UserError(f"run {self.name!r} has no {measure}: {has}")
+    def _missing(self, metric: str, logged: Iterable[str]) -> UserError:
+        names = ", ".join(name for name in logged if name not in ("step", "epoch"))
+        remedy = f"it has {names}" if names else "it has no evaluation yet: wait for the first one"
+        return UserError(f"run {self.name!r} has no {metric}: {remedy}")
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_log(path: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     if not path.is_file():
         return lines

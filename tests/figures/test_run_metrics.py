@@ -1,4 +1,4 @@
-"""Figures from run folders: what is read of them, and what is counted."""
+"""Figures of run folders: training curves, counts of triplets, and group sizes."""
 
 import json
 from pathlib import Path
@@ -35,31 +35,31 @@ LINES = [
 
 def test_a_run_is_its_evaluations(tmp_path):
     run = Record.read(folder(tmp_path / "one", LINES))
-    assert run.curve("P@1") == ([0, 30, 60], [10.0, 30.0, 25.0])
-    assert run.reported("R@1") == 30.0  # the best, while nothing else is reported
+    assert run.metric_curve("P@1") == ([0, 30, 60], [10.0, 30.0, 25.0])
+    assert run.final_metric("R@1") == 30.0  # the best, while nothing else is reported
     assert (run.name, run.recipe) == ("one", recipe())
 
 
 def test_the_reported_test_comes_before_the_best_evaluation(tmp_path):
-    assert Record.read(folder(tmp_path / "one", LINES, {"R@1": 28.0})).reported("R@1") == 28.0
+    assert Record.read(folder(tmp_path / "one", LINES, {"R@1": 28.0})).final_metric("R@1") == 28.0
 
 
 def test_a_cut_line_is_left_out_and_a_repeated_step_counts_once(tmp_path):
     path = folder(tmp_path / "one", [*LINES, {"step": 30, "epoch": 1, "P@1": 31.0}])
     with (path / "log.jsonl").open("a") as file:
         file.write('{"step": 90, "P@')
-    assert Record.read(path).curve("P@1") == ([0, 30, 60], [10.0, 31.0, 25.0])
+    assert Record.read(path).metric_curve("P@1") == ([0, 30, 60], [10.0, 31.0, 25.0])
 
 
 def test_a_folder_without_evaluation_says_so(tmp_path):
     early = Record.read(folder(tmp_path / "one", LINES[1:2]))
-    for ask in (early.curve, early.reported):
+    for ask in (early.metric_curve, early.final_metric):
         with pytest.raises(ValueError, match="run 'one' has no P@1: it has no evaluation yet: wait"):
             ask("P@1")
-    with pytest.raises(FileNotFoundError, match="no run folder"):
+    with pytest.raises(FileNotFoundError, match="not a run folder"):
         Record.read(tmp_path)
     with pytest.raises(ValueError, match="has no MAP@R: it has P@1, R@1"):
-        Record.read(folder(tmp_path / "two", LINES)).curve("MAP@R")
+        Record.read(folder(tmp_path / "two", LINES)).metric_curve("MAP@R")
 
 
 def naive_triplets(labels, positives, negatives):
@@ -90,27 +90,27 @@ def naive_triplets(labels, positives, negatives):
         ("topk", 5, 1),
     ],
 )
-def test_triplets_a_step(loss, positives, negatives, size, images):
+def test_triplets_per_step(loss, positives, negatives, size, images):
     labels = [place // images for place in range(size)]
     expected = naive_triplets(labels, positives, negatives)
-    assert figures.triplets_a_step(recipe(loss, size, images)) == expected
+    assert figures.triplets_per_step(recipe(loss, size, images)) == expected
 
 
 def test_triplets_are_those_of_the_batches_the_sampler_makes():
     classes = [row // 20 for row in range(200)]
     batch = next(iter(GroupSampler(classes, 64, 11)))
     labels = [classes[row] for row in batch]
-    assert figures.triplets_a_step(recipe("margin", 64, 11)) == naive_triplets(labels, None, 1)
+    assert figures.triplets_per_step(recipe("margin", 64, 11)) == naive_triplets(labels, None, 1)
 
 
 def test_triplets_do_not_ask_for_tables_that_only_training_knows():
-    assert figures.triplets_a_step(recipe("margin", 64, 4, classes=True)) == 192
+    assert figures.triplets_per_step(recipe("margin", 64, 4, classes=True)) == 192
 
 
 @pytest.mark.parametrize("loss", ["rll", "proxy-nca", "histogram"])
 def test_losses_without_triplets_say_so(loss):
-    with pytest.raises(ValueError, match="samples no triplets: draw this run by iterations"):
-        figures.triplets_a_step(recipe(loss))
+    with pytest.raises(ValueError, match="samples no triplets: plot this run by iterations"):
+        figures.triplets_per_step(recipe(loss))
 
 
 def test_curves_by_iterations_and_by_triplets():

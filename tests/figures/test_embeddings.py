@@ -14,11 +14,11 @@ from firstpage.evaluation import evaluate
 
 @pytest.fixture
 def points():
-    lots = torch.Generator().manual_seed(2)
-    labels = torch.randint(0, 9, (83,), generator=lots)
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.randint(0, 9, (83,), generator=generator)
     labels[0] = 50  # the only one of its class
-    centers = torch.randn(51, 6, generator=lots)
-    return centers[labels] + torch.randn(83, 6, generator=lots), labels
+    centers = torch.randn(51, 6, generator=generator)
+    return centers[labels] + torch.randn(83, 6, generator=generator), labels
 
 
 def cosine(one, two):
@@ -138,7 +138,7 @@ def test_searches_never_hold_all_similarities(points):
         figures.nearest_by_class(embeddings, labels, block=50)
         figures.nearest_train(embeddings, embeddings, block=50)
         figures.same_class_similarity(embeddings, labels, block=50)
-        figures.sampled_distances(embeddings, labels, ["hard"], draws=1, block=50)
+        figures.sampled_distances(embeddings, labels, ["hard"], samples=1, block=50)
     assert 50 * 4000 <= Largest.size <= 2 * 50 * 4000
 
 
@@ -170,9 +170,9 @@ def test_the_map_shows_each_picture_at_its_place():
 
 def test_tsne_keeps_classes_together():
     pytest.importorskip("openTSNE", reason="openTSNE is not installed: pip install 'firstpage[tsne]'")
-    lots = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     labels = torch.arange(90) % 3
-    embeddings = torch.eye(8)[labels] + 0.1 * torch.randn(90, 8, generator=lots)
+    embeddings = torch.eye(8)[labels] + 0.1 * torch.randn(90, 8, generator=generator)
     one, two = (figures.map_positions(embeddings) for _ in "ab")
     assert one.shape == (90, 2)
     assert np.array_equal(one, two)  # a seed gives one map
@@ -213,23 +213,24 @@ def dataset(tmp_path):
 
 def test_splits_are_found_by_path(dataset):
     catalog, path = dataset
-    whole = figures.read_embedded(path, catalog)
-    assert whole.part("train").rows.tolist() == [0, 1, 2, 3]
-    assert whole.part("test").rows.tolist() == [7, 4, 6]  # searched, and not learned from
-    assert whole.part("train").embeddings.argmax(dim=1).tolist() == [0, 1, 2, 3]
-    assert whole.part("test").labels.tolist() == [3, 2, 3]
-    assert whole.every(3).rows.tolist() == [7, 2, 6]
+    whole = figures.read_embeddings(path, catalog)
+    assert whole.split("train").rows.tolist() == [0, 1, 2, 3]
+    assert whole.split("test").rows.tolist() == [4, 6, 7]  # searched, but not for training
+    assert whole.split("train").embeddings.argmax(dim=1).tolist() == [0, 1, 2, 3]
+    assert whole.split("test").embeddings.argmax(dim=1).tolist() == [4, 6, 7]
+    assert whole.split("test").labels.tolist() == [2, 3, 3]
+    assert whole.subsample(3).rows.tolist() == [7, 2, 6]
 
 
 def test_files_that_do_not_fit_are_named(dataset, tmp_path):
     catalog, path = dataset
     other = Catalog("x", tmp_path, ["a.png"], np.zeros(1, int), ["a"], {})
-    with pytest.raises(ValueError, match=r"7\.png is not in .*: name the dataset it was made from"):
-        figures.read_embedded(path, other)
-    with pytest.raises(ValueError, match="name the dataset too"):
-        figures.read_embedded(path).part("train")
+    with pytest.raises(ValueError, match=r"7\.png is not in .*: pass the dataset it was made from"):
+        figures.read_embeddings(path, other)
+    with pytest.raises(ValueError, match="pass the dataset too"):
+        figures.read_embeddings(path).split("train")
     with pytest.raises(ValueError, match="split='val': the dataset has train, query, gallery"):
-        figures.read_embedded(path, catalog).part("val")
+        figures.read_embeddings(path, catalog).split("val")
     (tmp_path / "broken.npz").write_bytes(b"not a zip")
     with pytest.raises(ValueError, match="holds no embeddings"):
-        figures.read_embedded(tmp_path / "broken.npz")
+        figures.read_embeddings(tmp_path / "broken.npz")

@@ -1,0 +1,219 @@
+"""The evaluation of a model on its test: metrics with intervals, classes, confusions; as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from firstpage.data.decode import shown
+from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
+from firstpage.report.embedded_test import EmbeddedTest
+
+__all__ = ["Estimate", "Evaluation", "evaluate_test", "format_interval"]
+
+Interval = tuple[float, float]
+WORST = 10  # classes and pairs of classes in the text
+CLASS_METRICS = ("P@1", "P@5", "R@4", "MAP@R")  # in tables of classes
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric in percent, with its 95 % bootstrap intervals over queries and over classes.
+
+    >>> Estimate("P@1", 50.0, (40.0, 60.0), (30.0, 70.0)).value
+    50.0
+    """
+
+    name: str
+    value: float
+    queries: Interval | None = None
+    classes: Interval | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The evaluation of a model on its test.
+
+    Attributes:
+        test: The embedded test.
+        retrieval: Retrieval metrics and results.
+        clustering: Clustering metrics, or None.
+        verification: Verification metrics if the dataset has pairs, or None.
+
+    >>> from pathlib import Path
+    >>> from firstpage.data.catalog import Catalog
+    >>> from firstpage.data.splits import QueryGallery
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
+    >>> test = EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), points)
+    >>> Evaluation(test, evaluate(points, test.labels), None, None).classes[0]["class"]
+    'wren'
+    """
+
+    test: EmbeddedTest
+    retrieval: Retrieval
+    clustering: Clustering | None
+    verification: Verification | None
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Every retrieval metric by name, with its intervals."""
+        interval = self.retrieval.interval
+        return {
+            name: Estimate(name, value, interval(name, over="queries"), interval(name, over="classes"))
+            for name, value in self.retrieval.metrics().items()
+        }
+
+    @cached_property
+    def classes(self) -> list[dict[str, Any]]:
+        """Name, number of queries and metrics of each class, the worst first."""
+        names = self.test.catalog.classes
+        return [{"class": names[label]} | metrics for label, metrics in self.retrieval.by_class().items()]
+
+    def confusions(self, count: int = WORST) -> list[dict[str, Any]]:
+        """Return the pairs of classes most often confused: the class of a query, and of its first result."""
+        names = self.test.catalog.classes
+        return [
+            {"query": names[query], "found": names[other], "count": times}
+            for query, other, times in self.retrieval.confusions(count)
+        ]
+
+    def class_count(self) -> str:
+        """Return the number of test classes, and that of all classes if the dataset has no splits."""
+        total = "" if self.test.catalog.splits else f" of {len(self.test.catalog.classes):,}"
+        return f"{len(self.classes):,}{total} {'class' if len(self.classes) == 1 else 'classes'}"
+
+    def headline(self) -> str:
+        """Describe the test in one line."""
+        test, retrieval = self.test, self.retrieval
+        among = "one another" if test.gallery is None else f"{len(test.gallery):,} images"
+        return (
+            f"{test.name} on {test.data}: {retrieval.queries:,} queries among {among}, "
+            f"{self.class_count()}, {test.protocol} protocol"
+        )
+
+    def text(self, every_class: bool = False) -> str:
+        """Format the evaluation as text.
+
+        Args:
+            every_class: List all classes, not only the worst.
+        """
+        lines = [self.headline(), "", f"{'':8}{'%':>7}   {'95 % over queries':>17}   {'over classes':>13}"]
+        for estimate in self.estimates.values():
+            intervals = "".join(
+                f"   {format_interval(interval):>{width}}"
+                for interval, width in ((estimate.queries, 17), (estimate.classes, 13))
+            )
+            lines.append(f"{estimate.name:8}{estimate.value:7.2f}{intervals}".rstrip())
+        for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
+            if part is not None:
+                metrics = [f"{name} {value:.2f}" for name, value in part.metrics().items()]
+                lines.append("")
+                for start in range(0, len(metrics), 4):  # within 80 columns
+                    lines.append(f"{'' if start else title:8}  {'  '.join(metrics[start : start + 4])}")
+        listed = self.classes if every_class else self.classes[:WORST]
+        title = "classes, the worst first" if every_class else "worst classes"
+        lines += ["", *_table(title, listed)]
+        confused = self.confusions()
+        if confused:
+            lines += ["", "most confused (first result of another class)"]
+            lines += [
+                f"{pair['count']:6}  {_shorten(pair['query'], 34)} → {_shorten(pair['found'], 34)}"
+                for pair in confused
+            ]
+        if self.retrieval.without_positive:
+            lines += [
+                "",
+                f"{self.retrieval.without_positive:,} queries have no image to find and are omitted",
+            ]
+        return "\n".join(lines + [line for note in self.test.notes for line in ("", note)])
+
+    def json(self) -> str:
+        """Format the evaluation as JSON."""
+        about = {
+            "subject": self.test.name,
+            "data": self.test.data,
+            "protocol": self.test.protocol,
+            "queries": self.retrieval.queries,
+            "gallery": None if self.test.gallery is None else len(self.test.gallery),
+            "without_positive": self.retrieval.without_positive,
+            "notes": self.test.notes,
+            "retrieval": {name: asdict(estimate) for name, estimate in self.estimates.items()},
+            "clustering": None if self.clustering is None else self.clustering.metrics(),
+            "verification": None if self.verification is None else self.verification.metrics(),
+            "classes": self.classes,
+            "confusions": self.confusions(),
+        }
+        return json.dumps(about, indent=2)  # ASCII, because names may not be valid UTF-8
+
+
+def evaluate_test(test: EmbeddedTest, *, clustering: bool = True) -> Evaluation:
+    """Evaluate a model on its test: retrieval, clustering, and verification if the dataset has pairs.
+
+    Args:
+        test: The embedded test.
+        clustering: Also cluster the test images, which is slow with thousands of classes.
+
+    >>> from pathlib import Path
+    >>> from firstpage.data.catalog import Catalog
+    >>> from firstpage.data.splits import QueryGallery
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
+    >>> evaluation = evaluate_test(EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), points))
+    >>> evaluation.headline()
+    'toy on toy: 4 queries among one another, 2 of 2 classes, paper protocol'
+    >>> evaluation.confusions()
+    [{'query': 'wren', 'found': 'auk', 'count': 1}]
+    >>> evaluation.estimates["P@1"].value
+    75.0
+    """
+    labels, gallery_labels = test.labels, test.gallery_labels
+    retrieval = evaluate(test.queries, labels, test.gallery, gallery_labels)
+    clusters = None
+    if clustering:
+        vectors, classes = test.queries, labels
+        if test.gallery is not None and gallery_labels is not None:
+            vectors, classes = torch.cat((vectors, test.gallery)), torch.cat((classes, gallery_labels))
+        if bool((classes != classes[0]).any()):
+            clusters = cluster(vectors, classes)
+    return Evaluation(test, retrieval, clusters, _verify_pairs(test))
+
+
+def _verify_pairs(test: EmbeddedTest) -> Verification | None:
+    if test.catalog.pairs is None:
+        return None
+    pairs = test.catalog.take(test.rows.queries).pairs  # those with both images embedded
+    if pairs is None or len(np.unique(pairs.folds)) < 2 or len(np.unique(pairs.same)) < 2:
+        return None
+    return verify(test.queries, pairs)
+
+
+def format_interval(interval: Interval | None) -> str:
+    """Format an interval; None becomes an empty string.
+
+    >>> format_interval((61.94, 63.0))
+    '61.9–63.0'
+    """
+    return "" if interval is None else f"{interval[0]:.1f}–{interval[1]:.1f}"
+
+
+def _shorten(name: str, width: int) -> str:
+    """Shorten a name to keep its line within 80 columns; the JSON has the full name."""
+    name = shown(name)
+    return name if len(name) <= width else f"{name[: width - 1]}…"
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
+    columns = [name for name in CLASS_METRICS if rows and name in rows[0]]
+    names = [_shorten(row["class"], 39) for row in rows]
+    width = max(len(title), max(map(len, names), default=0))
+    lines = [f"{title:{width}}  {'queries':>7}" + "".join(f"{name:>8}" for name in columns)]
+    for name, row in zip(names, rows, strict=True):
+        metrics = "".join(f"{row[column]:8.1f}" for column in columns)
+        lines.append(f"{name:{width}}  {row['queries']:7,.0f}{metrics}")
+    return lines

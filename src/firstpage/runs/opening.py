@@ -1,0 +1,172 @@
+"""A trained run, or a saved model, opened together with its data: the only way to evaluate and draw one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from firstpage.data import read
+from firstpage.data.catalog import Catalog
+from firstpage.data.splits import QueryGallery, query_gallery, split_catalog, unreadable_note
+from firstpage.data.store import PixelStore
+from firstpage.errors import UserError
+from firstpage.models.device import resolve_device
+from firstpage.models.embedder import Embedder
+from firstpage.recipes.settings import TrainSettings
+from firstpage.runs.record import Record
+from firstpage.runs.run_data import find_data, is_trained_on, restore_splits
+
+__all__ = ["OpenRun", "open_run"]
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A model and the dataset it is to be used on, split as in training.
+
+    Images are decoded when `pixels`, or anything that depends on them, is first used.
+
+    Attributes:
+        name: Name of the folder.
+        model: The best model of the run, or the saved model.
+        catalog: The dataset.
+        settings: Training settings, with the protocol of the test.
+        record: Contents of the run folder; None for a saved model.
+        cache: Folder for cached pixels. Defaults to the user's cache.
+        progress: Whether to show progress.
+
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> catalog = Catalog("toy", Path(), ["a"], np.zeros(1, int), ["auk"], {})
+    >>> OpenRun("toy", model, catalog).settings.protocol
+    'paper'
+    """
+
+    name: str
+    model: Embedder
+    catalog: Catalog
+    settings: TrainSettings = field(default_factory=TrainSettings)
+    record: Record | None = None
+    cache: str | os.PathLike[str] | None = None
+    progress: bool = True
+
+    @cached_property
+    def pixels(self) -> PixelStore:
+        """Decoded images of the dataset, as the model takes them."""
+        size, resize = self.model.framing.size, self.model.framing.resize
+        return PixelStore.build(self.catalog, self.cache, size=size, resize=resize, progress=self.progress)
+
+    @cached_property
+    def test(self) -> QueryGallery:
+        """Rows of the dataset that the model is tested on.
+
+        A dataset with a training split is split as in training. One without any split is split as in training
+        if the run was trained on it; otherwise all of its images are the test.
+
+        Raises:
+            UserError: There is no test, or none of its images can be read.
+        """
+        catalog, readable = self.catalog, self.pixels.ok
+        test: QueryGallery | None
+        if not catalog.splits and not is_trained_on(self.record, catalog):
+            test = QueryGallery(np.flatnonzero(readable))
+        elif self._is_all_test:
+            test = query_gallery({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
+        else:
+            split = split_catalog(catalog, readable, self.settings)
+            test = split.test or split.validation  # without a test split: the classes held out of training
+        if test is None or not len(test.queries) or (test.gallery is not None and not len(test.gallery)):
+            raise UserError(f"data: {catalog.name!r} has no test image that can be read")
+        return test
+
+    @cached_property
+    def splits(self) -> dict[str, NDArray[np.int64]]:
+        """Splits of the dataset as in training: `val` are the images that selected the best model.
+
+        They are the dataset's own if the run was not trained on it, or if the dataset is all test.
+        """
+        if self._is_all_test or not is_trained_on(self.record, self.catalog):
+            return self.catalog.splits
+        split = split_catalog(self.catalog, self.pixels.ok, self.settings)
+        splits = self.catalog.splits | {"train": split.train}
+        if split.validation is not split.test:
+            splits["val"] = split.validation.queries
+        if self.test.gallery is None:
+            splits["test"] = self.test.queries
+        return splits
+
+    @property
+    def _is_all_test(self) -> bool:  # such as LFW
+        return bool(self.catalog.splits) and "train" not in self.catalog.splits
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the results must know about the data, such as images that cannot be read."""
+        return unreadable_note(self.catalog, self.pixels.ok)
+
+    def embed(self, rows: NDArray[np.int64]) -> Tensor:
+        """Embed images in the precision of the training.
+
+        Args:
+            rows: Rows of the dataset.
+
+        Returns:
+            Unit vectors [len(rows), D] on the device of the model.
+        """
+        half = self.settings.half
+        vectors = self.model.embed(self.pixels, rows=rows, progress=self.progress, half=half)
+        return vectors.to(self.model.device)
+
+
+def open_run(
+    folder: str | os.PathLike[str],
+    data: str | os.PathLike[str] | Catalog | None = None,
+    *,
+    protocol: str | None = None,
+    device: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> OpenRun:
+    """Load the model of a run, and find its data.
+
+    Args:
+        folder: A run folder, whose best model is loaded, or the folder of a saved model.
+        data: A dataset. Defaults to the run's own. If it has no splits, the test are the classes held out of
+            training for a run that was trained on it, and all images otherwise.
+        protocol: `paper` or `fair`, as in training. Defaults to the run's own; `paper` for a saved model.
+        device: `cuda` or `cpu`. Defaults to a GPU if available.
+        cache: Folder for cached pixels. Defaults to the user's cache.
+        progress: Whether to show progress.
+
+    Raises:
+        FileNotFoundError: There is no model in the folder, or the data of the run was moved or changed.
+        UserError: A saved model without `data`, or `protocol` does not fit the training.
+
+    >>> open_run("nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere: no such folder
+    """
+    source = Path(folder)
+    record = Record.read(source) if (source / "run.json").is_file() else None
+    model = Embedder.load(source, resolve_device(device))
+    settings = TrainSettings() if record is None else record.recipe.train
+    if protocol == "fair" and record is not None and settings.protocol == "paper":
+        raise UserError(
+            f"protocol='fair': {folder} selected its best epoch on the test classes: "
+            "omit it, or train with train.protocol=fair"
+        )
+    settings = replace(settings, protocol=protocol or settings.protocol)
+    if isinstance(data, Catalog):
+        catalog = data
+    elif data is not None:
+        catalog = read(os.fspath(data))
+    elif record is not None:
+        catalog = find_data(record)
+    else:
+        raise UserError(f"{folder}: a saved model does not record its data: pass the dataset with --data")
+    catalog = restore_splits(record, catalog)
+    return OpenRun(source.resolve().name, model, catalog, settings, record, cache, progress)

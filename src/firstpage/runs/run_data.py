@@ -1,0 +1,99 @@
+"""Which data a run was trained on."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firstpage.data import read
+from firstpage.data.catalog import Catalog
+from firstpage.runs.folder import fingerprint
+from firstpage.runs.record import Record
+
+__all__ = ["find_data", "is_same_data", "is_trained_on", "restore_splits"]
+
+# A run records the folder of a table, but not the name of its file.
+_TABLE_SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
+
+
+def find_data(record: Record) -> Catalog:
+    """Read the dataset a run was trained on, if it is still in its folder and unchanged.
+
+    Raises:
+        FileNotFoundError: It was moved or changed.
+
+    >>> from firstpage.recipes.recipe import Recipe
+    >>> find_data(Record(Path("runs/a"), Recipe(), {"data": {"name": "cub", "root": "birds"}}, []))
+    Traceback (most recent call last):
+    FileNotFoundError: runs/a: its data (cub in birds) was moved or changed: pass the dataset with --data
+    """
+    about = _data(record)
+    name, root = str(about.get("name", "")), Path(str(about.get("root", "")))
+    # The root of a catalog is the folder of its images: the annotations may be in its parent.
+    candidates: list[str | Path] = [root, root.parent]
+    candidates += ["glyphs"] if name == "glyphs" else []
+    candidates += sorted(path for suffix in _TABLE_SUFFIXES.get(name, ()) for path in root.glob(f"*{suffix}"))
+    for path in candidates:
+        try:
+            with warnings.catch_warnings():  # training showed them already
+                warnings.simplefilter("ignore")
+                catalog = read(path, kind=name)
+        except (OSError, ValueError, TypeError, ImportError):
+            continue
+        if is_same_data(record, catalog):
+            return catalog
+    raise FileNotFoundError(
+        f"{record.folder}: its data ({name} in {root}) was moved or changed: pass the dataset with --data"
+    )
+
+
+def is_same_data(record: Record | None, catalog: Catalog) -> bool:
+    """Return whether a run was trained on exactly this dataset, in whichever folder it is now.
+
+    >>> is_same_data(None, Catalog("toy", Path(), list("ab"), np.arange(2), ["auk", "wren"], {}))
+    False
+    """
+    return _data(record).get("fingerprint") == fingerprint(catalog)
+
+
+def is_trained_on(record: Record | None, catalog: Catalog) -> bool:
+    """Return whether a run was trained on this dataset, or on an earlier version of it in the same folder.
+
+    >>> from firstpage.recipes import Recipe
+    >>> catalog = Catalog("toy", Path(), list("ab"), np.arange(2), ["auk", "wren"], {})
+    >>> record = Record(Path("run"), Recipe(), {"data": {"fingerprint": fingerprint(catalog)}}, [])
+    >>> is_trained_on(record, catalog), is_trained_on(None, catalog)
+    (True, False)
+    """
+    return _is_same_root(record, catalog) or is_same_data(record, catalog)
+
+
+def _is_same_root(record: Record | None, catalog: Catalog) -> bool:
+    return _data(record).get("root") == str(catalog.root.resolve())
+
+
+def _data(record: Record | None) -> dict[str, Any]:
+    """Return what `run.json` records about the data."""
+    return {} if record is None else record.about.get("data") or {}
+
+
+def restore_splits(record: Record | None, catalog: Catalog) -> Catalog:
+    """Split a dataset that has no splits and has changed since training by the recorded training classes.
+
+    A new random split would test classes that the run was trained on. Any other dataset is returned as is.
+
+    >>> from firstpage.recipes import Recipe
+    >>> catalog = Catalog("toy", Path(), list("abc"), np.arange(3), ["auk", "crow", "wren"], {})
+    >>> about = {"root": str(Path().resolve()), "fingerprint": "of before", "learned": ["auk", "owl"]}
+    >>> restore_splits(Record(Path("run"), Recipe(), {"data": about}, []), catalog).split("test").classes
+    ['crow', 'wren']
+    """
+    names = _data(record).get("learned")
+    if catalog.splits or not names or not _is_same_root(record, catalog) or is_same_data(record, catalog):
+        return catalog
+    train = np.isin(np.array(catalog.classes, object)[catalog.labels], names)
+    return replace(catalog, splits={"train": np.flatnonzero(train), "test": np.flatnonzero(~train)})
