@@ -96,7 +96,7 @@ def test_warnings_are_one_line_and_told_once(capsys, monkeypatch):
             warnings.warn_explicit("of another", UserWarning, "elsewhere.py", 1, registry=line)
         return "got"
 
-    monkeypatch.setattr("firstpage.data.download.get", get)
+    monkeypatch.setattr("firstpage.data.download.download_dataset", get)
     with pytest.warns(UserWarning, match="of another") as others:
         code, out, err = run(capsys, "data", "get", "cub", "birds")
     assert (code, out, err) == (0, "got\n", "firstpage: warning: cub has a fault\n")
@@ -118,7 +118,7 @@ def test_errors_of_the_system_come_with_a_remedy(capsys, tmp_path, birds, monkey
     def refuse(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a place")
 
-    monkeypatch.setattr("firstpage.data.download.get", refuse)
+    monkeypatch.setattr("firstpage.data.download.download_dataset", refuse)
     code, _, err = run(capsys, "data", "get", "cub", "birds")
     assert (code, err) == (2, "firstpage: a place: permission denied: name another place\n")
 
@@ -131,7 +131,7 @@ def test_words_of_our_own_stay(capsys, monkeypatch, error):
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("firstpage.data.download.get", refuse)
+    monkeypatch.setattr("firstpage.data.download.download_dataset", refuse)
     assert run(capsys, "data", "get", "cub", "birds") == (2, "", f"firstpage: {error}\n")
 
 
@@ -149,7 +149,7 @@ def test_errors_are_one_line_and_code_2(capsys):
     assert (code, out, err) == (2, "", "firstpage: read('nowhere'): no such file or folder\n")
     code, out, err = run(capsys, "data", "get", "nabirds", "birds")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("firstpage: get('nabirds'): no such dataset; use one of glyphs, cub")
+    assert err.startswith("firstpage: dataset 'nabirds': no such name; the names are glyphs, cub")
 
 
 def test_version_and_help(capsys):

@@ -48,9 +48,9 @@ def _get(
     path: Annotated[Path, typer.Argument(help="The folder that shall hold it.")],
 ) -> None:
     """Download a dataset, or print where its publisher gives it out."""
-    from firstpage.data.download import get
+    from firstpage.data.download import download_dataset
 
-    typer.echo(get(name, path))
+    typer.echo(download_dataset(name, path))
 
 
 @data.command("check")
@@ -61,14 +61,14 @@ def _check(
 ) -> None:
     """Count a dataset, and find broken files, duplicates, leaks and what training refuses: exit code 1."""
     from firstpage.data import read
-    from firstpage.data.check import check
+    from firstpage.data.check import check_dataset
 
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report tells them
         catalog = read(path)
-    report = check(catalog)
+    report = check_dataset(catalog)
     typer.echo(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,15 @@ from PIL import Image, ImageDraw, ImageEnhance
 from firstpage import cli
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
-from firstpage.data.check import check
-from firstpage.data.glyphs import glyphs
-from firstpage.data.near_duplicates import DISTANCE, SHARE, alike, near_pairs, sketch
+from firstpage.data.check import check_dataset
+from firstpage.data.glyphs import draw_glyphs
+from firstpage.data.near_duplicates import (
+    MAX_DIFFERENCE,
+    MAX_DISTANCE,
+    link_near_duplicates,
+    near_pairs,
+    sketch,
+)
 from firstpage.data.splits import split_catalog
 from firstpage.recipes.settings import TrainSettings
 
@@ -49,7 +55,7 @@ def encoded(image, kind, **options):
 def checked(root, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return check(read(root), **{"workers": 0, "progress": False} | options)
+        return check_dataset(read(root), **{"workers": 0, "progress": False} | options)
 
 
 def table(root, rows):
@@ -84,7 +90,7 @@ def test_near_pairs_are_those_of_brute_force(seed):
         [left, right]
         for left in range(len(hashes))
         for right in range(left + 1, len(hashes))
-        if (int(hashes[left]) ^ int(hashes[right])).bit_count() <= DISTANCE
+        if (int(hashes[left]) ^ int(hashes[right])).bit_count() <= MAX_DISTANCE
     ]
     assert len(expected) > 100
     assert near_pairs(hashes).tolist() == expected
@@ -100,13 +106,13 @@ def test_near_pairs_in_many_chunks(monkeypatch):
 @pytest.mark.parametrize("count", [0, 1])
 def test_near_pairs_of_nothing(count):
     assert near_pairs(np.zeros(count, np.uint64)).shape == (0, 2)
-    assert alike(np.zeros(count, np.uint64), np.zeros((count, 192), np.uint8)).shape == (0, 2)
+    assert link_near_duplicates(np.zeros(count, np.uint64), np.zeros((count, 192), np.uint8)).shape == (0, 2)
 
 
 def test_links_of_many_copies_are_few():
     """Twenty thousand pictures of one hash would be 200 million pairs."""
     thumbnails = np.tile(np.arange(192, dtype=np.uint8), (20_000, 1))
-    links = alike(np.full(20_000, 7, np.uint64), thumbnails)
+    links = link_near_duplicates(np.full(20_000, 7, np.uint64), thumbnails)
     assert links.tolist() == [[0, row] for row in range(1, 20_000)]
 
 
@@ -135,8 +141,8 @@ def test_a_changed_copy_is_found(tmp_path, change):
 
 
 def test_different_glyphs_and_photos_are_not_blamed(tmp_path):
-    catalog = glyphs(tmp_path / "glyphs", images=2)
-    report = check(catalog, workers=2, progress=False)
+    catalog = draw_glyphs(tmp_path / "glyphs", images=2)
+    report = check_dataset(catalog, workers=2, progress=False)
     assert report.ok
     assert (report.near_duplicates, report.exact_duplicates, report.flat) == ([], [], [])
     assert report.text().endswith("\nOK")
@@ -152,7 +158,7 @@ def test_the_same_cut_in_another_color_is_another_image(tmp_path):
     colors = {name: Image.merge("RGB", [cut.point(lambda level, low=low: max(level, low)) for low in levels])
                for name, levels in {"red": (200, 20, 20), "green": (20, 112, 20)}.items()}  # fmt: skip
     codes = {name: sketch(image) for name, image in colors.items()}
-    assert (codes["red"][0] ^ codes["green"][0]).bit_count() <= DISTANCE
+    assert (codes["red"][0] ^ codes["green"][0]).bit_count() <= MAX_DISTANCE
     for name, image in colors.items():
         save(image, tmp_path / name / "shirt.png")
         save(image.resize((60, 60)), tmp_path / name / "small.png")
@@ -170,8 +176,8 @@ def test_small_things_before_an_even_sky_are_told_apart():
     thumbnails[1, 95:125] -= 20
     thumbnails[2] = thumbnails[0] + 9
     difference = np.abs(thumbnails[0].astype(int) - thumbnails[1]).mean()
-    assert SHARE * 6 < difference < 6
-    assert alike(np.full(3, 9, np.uint64), thumbnails).tolist() == [[0, 2]]
+    assert MAX_DIFFERENCE * 6 < difference < 6
+    assert link_near_duplicates(np.full(3, 9, np.uint64), thumbnails).tolist() == [[0, 2]]
 
 
 def test_flat_images_are_alike_only_byte_by_byte(tmp_path):
@@ -228,17 +234,19 @@ def test_two_labels_and_two_splits(tmp_path):
 def test_what_is_a_leak(tmp_path, first, second, leaks, identical):
     save(photo(0), tmp_path / "1.png")
     save(photo(0), tmp_path / "2.png", compress_level=6 if identical else 1)
-    report = check(table(tmp_path, [("1.png", 0, first), ("2.png", 0, second)]), workers=0, progress=False)
+    report = check_dataset(
+        table(tmp_path, [("1.png", 0, first), ("2.png", 0, second)]), workers=0, progress=False
+    )
     assert [same.identical for same in report.two_splits] == [identical] * leaks
     assert ("leakage" in report.text()) is leaks
 
 
 def test_a_row_in_two_splits_is_no_leak_but_two_rows_of_a_file_are(tmp_path):
     save(photo(0), tmp_path / "1.png")
-    once = check(table(tmp_path, [("1.png", 0, ["train", "gallery"])]), workers=0, progress=False)
+    once = check_dataset(table(tmp_path, [("1.png", 0, ["train", "gallery"])]), workers=0, progress=False)
     assert once.two_splits == []
     twice = [("1.png", 0, ["train"]), ("1.png", 1, ["test"])]
-    report = check(table(tmp_path, twice), workers=0, progress=False)
+    report = check_dataset(table(tmp_path, twice), workers=0, progress=False)
     assert groups(report.two_splits) == groups(report.two_labels) == [["1.png", "1.png"]]
 
 
@@ -340,7 +348,7 @@ def test_names_are_printed_in_one_line(tmp_path):
     save(photo(0), tmp_path / "red\x1b[31m.png")
     save(photo(0), tmp_path / "blue\r.png")
     rows += [("red\x1b[31m.png", 0, []), ("blue\r.png", 1, [])]
-    report = check(table(tmp_path, rows), workers=0, progress=False)
+    report = check_dataset(table(tmp_path, rows), workers=0, progress=False)
     lines = report.text().split("\n")
     assert lines[:4] == ["3 unreadable files", r"  'two\nlines.jpg': no such file", "  ö.jpg: no such file",
                          r"  '\udcff.jpg': no such file"]  # fmt: skip
@@ -351,7 +359,7 @@ def test_names_are_printed_in_one_line(tmp_path):
 
 def test_examples_are_few_and_the_rest_is_counted(tmp_path):
     rows = [(f"{index}.jpg", 0, []) for index in range(1234)]
-    text = check(table(tmp_path, rows), workers=0, progress=False).text()
+    text = check_dataset(table(tmp_path, rows), workers=0, progress=False).text()
     assert text.count("no such file") == 5
     assert "\n  and 1,229 more\n" in text
     assert text.endswith("NOT OK: 1,234 unreadable files")
@@ -434,7 +442,7 @@ def classes_of(root, splits, images=2, classes=2):
     ],
 )
 def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
-    report = check(classes_of(tmp_path, splits, **sizes), workers=0, progress=False)
+    report = check_dataset(classes_of(tmp_path, splits, **sizes), workers=0, progress=False)
     assert refusal in report.refusal
     assert report.ok is (report.refusal == "") is (refusal == "")
 
@@ -469,7 +477,7 @@ def test_the_same_whatever_the_workers(tmp_path):
 
 def test_nothing_to_check(tmp_path):
     empty = Catalog("empty", tmp_path, [], np.zeros(0, np.int64), [], {})
-    report = check(empty, progress=False)
+    report = check_dataset(empty, progress=False)
     assert report.text() == f"empty in {tmp_path}: 0 images, 0 classes\nOK"
     assert json.loads(report.json())["sizes"]["width"] == {"min": None, "median": None, "max": None}
     report.figure(tmp_path / "empty.png")

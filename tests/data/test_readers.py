@@ -12,7 +12,7 @@ import pytest
 from scipy.io import savemat
 
 from firstpage.data import kinds, read
-from firstpage.data.glyphs import glyphs
+from firstpage.data.glyphs import draw_glyphs
 
 CHECKOUT = Path(__file__).parents[2]
 CUB = Path(os.environ.get("FIRSTPAGE_CUB", CHECKOUT.parent / "shared/data/cub200"))
@@ -723,7 +723,7 @@ def test_two_datasets_in_one_folder_are_not_guessed_between(tmp_path):
 
 
 def test_glyphs_are_read_from_the_folder_they_were_drawn_into(tmp_path):
-    drawn = glyphs(tmp_path / "glyphs", images=1, seed=3)
+    drawn = draw_glyphs(tmp_path / "glyphs", images=1, seed=3)
     for path in (tmp_path, tmp_path / "glyphs"):
         assert read(path).paths == drawn.paths
 

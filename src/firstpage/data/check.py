@@ -12,16 +12,16 @@ from PIL import Image
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import FORMATS, Unreadable, decode_file, fingerprint, open_regular
-from firstpage.data.near_duplicates import alike, sketch
+from firstpage.data.near_duplicates import link_near_duplicates, sketch
 from firstpage.data.progress import progress_bar
-from firstpage.data.readers.survey import unread
-from firstpage.data.report import Report, Same
+from firstpage.data.readers.survey import unread_notes
+from firstpage.data.report import DatasetReport, DuplicateGroup
 from firstpage.data.workers import Workers
 
 CHUNK = 64  # files looked at by one task
 
 
-class Look(NamedTuple):
+class FileInfo(NamedTuple):
     """What one file is: the reason why it cannot be read, or its properties.
 
     Attributes:
@@ -33,7 +33,7 @@ class Look(NamedTuple):
         sketch: Hash and thumbnail; None if the image is flat.
 
     Example:
-        >>> Look("empty file").fingerprint
+        >>> FileInfo("empty file").fingerprint
         ''
     """
 
@@ -45,17 +45,17 @@ class Look(NamedTuple):
     sketch: tuple[int, bytes] | None = None
 
 
-def look(root: str, paths: list[str]) -> list[Look]:
+def inspect_files(root: str, paths: list[str]) -> list[FileInfo]:
     """Looks at some files: what a worker does.
 
     Example:
-        >>> look("", ["nowhere.jpg"])[0].reason
+        >>> inspect_files("", ["nowhere.jpg"])[0].reason
         'no such file'
     """
     return [_look(os.path.join(root, path)) for path in paths]
 
 
-def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> Report:
+def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> DatasetReport:
     """Opens every image once, and finds what is wrong with a dataset, and whether training would refuse it.
 
     Args:
@@ -70,7 +70,7 @@ def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True
         ...     for name in ("a.png", "b.png"):
         ...         Image.linear_gradient("L").save(Path(root, name))
         ...     catalog = Catalog("x", Path(root), ["a.png", "b.png"], np.array([0, 1]), ["a", "b"], {})
-        ...     report = check(catalog, workers=0, progress=False)
+        ...     report = check_dataset(catalog, workers=0, progress=False)
         >>> print(report.two_labels[0])
         a.png [a] = b.png [b]
     """
@@ -78,9 +78,9 @@ def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True
     readable = [row for row, seen in enumerate(looks) if not seen.reason]
     formats, format_counts = np.unique([looks[row].format for row in readable], return_counts=True)
     exact, near, two_labels, two_splits = _same(catalog, looks, readable)
-    told = {f"{catalog.name}: {line}" for line in unread(catalog.unread)}  # a fault, not only a warning
+    told = {f"{catalog.name}: {line}" for line in unread_notes(catalog.unread)}  # a fault, not only a warning
     class_sizes = np.bincount(catalog.labels, minlength=len(catalog.classes))
-    return Report(
+    return DatasetReport(
         name=catalog.name,
         root=os.fspath(catalog.root),
         images=len(catalog),
@@ -105,35 +105,35 @@ def check(catalog: Catalog, *, workers: int | None = None, progress: bool = True
     )
 
 
-def _look(path: str) -> Look:
+def _look(path: str) -> FileInfo:
     try:
         with open_regular(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             digest = fingerprint(file)
-            image = decode_file(file, enough=64)
+            image = decode_file(file, min_side=64)
             # The decoded image no longer tells size and format as stored; to open it again is safe by now.
             file.seek(0)
             header = Image.open(file, formats=FORMATS)
-            return Look("", header.format or "", *header.size, digest, sketch(image))
+            return FileInfo("", header.format or "", *header.size, digest, sketch(image))
     except Unreadable as error:
-        return Look(error.reason)
+        return FileInfo(error.reason)
 
 
-def _looks(catalog: Catalog, workers: int | None, progress: bool) -> list[Look]:
+def _looks(catalog: Catalog, workers: int | None, progress: bool) -> list[FileInfo]:
     root, starts = os.fspath(catalog.root), range(0, len(catalog), CHUNK)
     tasks = [(root, catalog.paths[start : start + CHUNK]) for start in starts]
-    found: list[list[Look]] = [[] for _ in tasks]
+    found: list[list[FileInfo]] = [[] for _ in tasks]
     with (
         Workers(workers if len(tasks) > 1 else 0) as pool,
         progress_bar(f"checking {catalog.name}", len(catalog), progress) as advance,
     ):
-        for index, part in pool.map(look, tasks):
+        for index, part in pool.map(inspect_files, tasks):
             found[index] = part
             advance(len(part))
     return [seen for part in found for seen in part]
 
 
-def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[list[Same], ...]:
+def _same(catalog: Catalog, looks: list[FileInfo], readable: list[int]) -> tuple[list[DuplicateGroup], ...]:
     """Groups of the same images: exact, near, under two labels, in two splits."""
     from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy
     from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
@@ -144,16 +144,20 @@ def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[lis
     rows = np.array(list(sketches), np.int64)
     hashes = np.array([code for code, _ in sketches.values()], np.uint64)
     thumbnails = np.frombuffer(b"".join(thumb for _, thumb in sketches.values()), np.uint8).reshape(-1, 192)
-    links = np.concatenate([np.array(copies, np.int64).reshape(-1, 2), rows[alike(hashes, thumbnails)]])
+    links = np.concatenate(
+        [np.array(copies, np.int64).reshape(-1, 2), rows[link_near_duplicates(hashes, thumbnails)]]
+    )
     graph = coo_array((np.ones(len(links)), links.T), shape=(len(catalog),) * 2)
     splits: list[list[str]] = [[] for _ in catalog.paths]
     for name, split in catalog.splits.items():
         for row in split.tolist():
             splits[row].append(name)
 
-    def same(rows: list[int], identical: bool) -> Same:
+    def same(rows: list[int], identical: bool) -> DuplicateGroup:
         names = [catalog.classes[catalog.labels[row]] for row in rows]
-        return Same([catalog.paths[row] for row in rows], names, [splits[row] for row in rows], identical)
+        return DuplicateGroup(
+            [catalog.paths[row] for row in rows], names, [splits[row] for row in rows], identical
+        )
 
     def differ(rows: list[int]) -> bool:
         return len({int(catalog.labels[row]) for row in rows}) > 1
@@ -163,10 +167,10 @@ def _same(catalog: Catalog, looks: list[Look], readable: list[int]) -> tuple[lis
         kinds = {frozenset(splits[row]) for row in rows}
         return any(not (one <= other or other <= one) for one in kinds for other in kinds)
 
-    exact: list[Same] = []
-    near: list[Same] = []
-    two_labels: list[Same] = []
-    two_splits: list[Same] = []
+    exact: list[DuplicateGroup] = []
+    near: list[DuplicateGroup] = []
+    two_labels: list[DuplicateGroup] = []
+    two_splits: list[DuplicateGroup] = []
     for members in _groups(connected_components(graph, directed=False)[1]):
         by_content: dict[str, list[int]] = {}
         for row in members:

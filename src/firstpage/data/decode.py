@@ -63,21 +63,21 @@ class Unreadable(UserError):  # noqa: N818 - the word is the verdict
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{shown(self.path)}: {self.reason}"
+        return f"{printable(self.path)}: {self.reason}"
 
 
-def shown(path: StrPath) -> str:
+def printable(path: StrPath) -> str:
     r"""A path as one printable line, whatever bytes its name holds.
 
-    >>> print(shown("böse.jpg"), shown("two\nlines.jpg"))
+    >>> print(printable("böse.jpg"), printable("two\nlines.jpg"))
     böse.jpg 'two\nlines.jpg'
     """
     text = os.fspath(path)
     return text if text.isprintable() else repr(text)
 
 
-def decode(
-    path: StrPath, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, enough: int = 0
+def decode_image(
+    path: StrPath, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, min_side: int = 0
 ) -> Image.Image:
     """Decode one image file to upright RGB.
 
@@ -90,7 +90,7 @@ def decode(
         max_pixels: a header that claims more is refused before memory is taken. Pillow's own limit,
             2 × `Image.MAX_IMAGE_PIXELS`, holds as well.
         box: x0, y0, x1, y1 in pixels of the file as stored (before its orientation is applied): what to keep.
-        enough: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long as each
+        min_side: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long as each
             side of what is kept has this many pixels; 0 decodes in full.
 
     Raises:
@@ -99,20 +99,20 @@ def decode(
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
     ...     Image.new("LA", (4, 2), (0, 0)).save(file.name)
-    ...     image = decode(file.name)
+    ...     image = decode_image(file.name)
     >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (4, 2), (255, 255, 255))
-    >>> decode("nowhere.jpg")
+    >>> decode_image("nowhere.jpg")
     Traceback (most recent call last):
     ...
     firstpage.data.decode.Unreadable: nowhere.jpg: no such file
     """
     with open_regular(path) as file:
-        return decode_file(file, max_pixels=max_pixels, box=box, enough=enough)
+        return decode_file(file, max_pixels=max_pixels, box=box, min_side=min_side)
 
 
 def decode_file(
-    file: io.BufferedReader, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, enough: int = 0
+    file: io.BufferedReader, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, min_side: int = 0
 ) -> Image.Image:
     """Decode an image file that is open already; see `decode`.
 
@@ -128,7 +128,7 @@ def decode_file(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, on odd metadata: it is the pixels that count
             ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on for the whole process
-            return _decode(file, max_pixels, box, enough)
+            return _decode(file, max_pixels, box, min_side)
     except Exception as error:  # broken bytes make decoders raise anything: struct.error, SyntaxError…
         raise Unreadable(file.name, _reason(error)) from error
     finally:
@@ -178,7 +178,7 @@ def open_regular(path: StrPath) -> io.BufferedReader:
         raise Unreadable(path, _reason(error)) from error
 
 
-def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: int) -> Image.Image:
+def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, min_side: int) -> Image.Image:
     file.seek(0)
     _refuse_claim(_webp_claim(file.read(30)), max_pixels)
     image: Image.Image = Image.open(file, formats=FORMATS)
@@ -187,8 +187,8 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
     width, height = image.size[::-1] if turned in (5, 6, 7, 8) else image.size
     _refuse_claim(image.size, max_pixels)
     x0, y0, x1, y1 = (0.0, 0.0, width, height) if box is None else _clip(box, width, height)
-    if enough and image.format in ("JPEG", "MPO"):
-        scale = next((scale for scale in (8, 4, 2) if min(x1 - x0, y1 - y0) >= scale * enough), 1)
+    if min_side and image.format in ("JPEG", "MPO"):
+        scale = next((scale for scale in (8, 4, 2) if min(x1 - x0, y1 - y0) >= scale * min_side), 1)
         if scale > 1:
             image.draft(None, (width // scale, height // scale))
     image.load()

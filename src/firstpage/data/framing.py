@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # workers import this module, and start twice as fast without
 RESIZES = ("squash", "shorter", "pad")
 
 # What a row was made from: bytes, modification time (ns), fingerprint ("" if not read), reason if unreadable.
-Row = tuple[int, int, str, str]
+FileRecord = tuple[int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Framing:
         [(255, 255, 255), (255, 0, 0), (255, 0, 0), (255, 255, 255)]
         """
         # Decoding a JPEG smaller is a coarse filter: twice the target leaves the last, fine step to `resize`.
-        return self.square(decode_file(file, box=box, enough=2 * self.size))
+        return self.square(decode_file(file, box=box, min_side=2 * self.size))
 
     def square(self, image: Image.Image) -> Image.Image:
         """An RGB image that is decoded already, as a square.
@@ -119,7 +119,7 @@ def decode_rows(
     target: str,
     offset: int,
     fingerprints: bool,
-) -> list[Row]:
+) -> list[FileRecord]:
     r"""Decode `paths` and write their squares, one after the other, into the file `target` from `offset` on.
 
     It is what a worker does: pixels go to the file, never through a pipe. An unreadable image gives zeros and
@@ -133,7 +133,7 @@ def decode_rows(
     b'\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00'
     """
     blank = bytes(framing.size**2 * 3)
-    rows: list[Row] = []
+    rows: list[FileRecord] = []
     with open(target, "r+b") as output:
         output.seek(offset)
         for index, name in enumerate(paths):
@@ -151,10 +151,10 @@ def decode_rows(
     return rows
 
 
-def fingerprints(root: str, paths: list[str]) -> list[str]:
+def fingerprint_files(root: str, paths: list[str]) -> list[str]:
     """The fingerprints of some files; "" where one cannot be read.
 
-    >>> fingerprints("", ["nowhere.jpg"])
+    >>> fingerprint_files("", ["nowhere.jpg"])
     ['']
     """
 

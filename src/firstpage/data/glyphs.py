@@ -76,7 +76,7 @@ _CANVAS = 2 * _SIDE  # glyphs are posed at twice the size, and averaged down
 _EM = 96  # font size of the drawing that is posed
 
 
-def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0) -> Catalog:
+def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0) -> Catalog:
     """The default dataset: 634 characters of nine scripts, class-disjoint by script, nothing to download.
 
     Each image is one character in one of up to 16 faces (DejaVu Sans, Mono and Serif, STIX; normal, bold,
@@ -101,7 +101,7 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     catalog = glyphs(Path(folder) / "glyphs", images=1)
+        ...     catalog = draw_glyphs(Path(folder) / "glyphs", images=1)
         >>> len(catalog), len(catalog.classes), catalog.classes[0]
         (634, 634, 'latin capital letter a')
         >>> {name: len(rows) for name, rows in catalog.splits.items()}
@@ -138,14 +138,14 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
     )
 
 
-def drawn_with(folder: Path) -> dict[str, int]:
+def read_settings(folder: Path) -> dict[str, int]:
     """The settings that a folder of glyphs was drawn with.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     catalog = glyphs(Path(folder) / "glyphs", images=1, seed=5)
-        ...     drawn_with(catalog.root)
+        ...     catalog = draw_glyphs(Path(folder) / "glyphs", images=1, seed=5)
+        ...     read_settings(catalog.root)
         {'images': 1, 'seed': 5}
     """
     found = json.loads((folder / _INDEX).read_text())

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-DISTANCE = (
+MAX_DISTANCE = (
     7  # bits in which hashes may differ: strong compression changes up to 6, another photograph some 32
 )
-SHARE = 0.3  # of their own contrast by which thumbnails may differ, whatever their overall brightness
-FLAT = 2.0  # levels: brightness that varies less, as a standard deviation, has nothing to recognize
+MAX_DIFFERENCE = (
+    0.3  # of their own contrast by which thumbnails may differ, whatever their overall brightness
+)
+MIN_CONTRAST = 2.0  # levels: brightness that varies less, as a standard deviation, has nothing to recognize
 
 _SIDE = 32  # of the image that is transformed
 _NOISE = 16  # what rounding to whole levels does to a frequency; more than that counts as strong
@@ -39,13 +41,13 @@ def sketch(image: Image.Image) -> tuple[int, bytes] | None:
     Example:
         >>> image = Image.linear_gradient("L").convert("RGB")
         >>> code, thumbnail = sketch(image)
-        >>> (code ^ sketch(image.resize((90, 70)))[0]).bit_count() <= DISTANCE, len(thumbnail)
+        >>> (code ^ sketch(image.resize((90, 70)))[0]).bit_count() <= MAX_DISTANCE, len(thumbnail)
         (True, 192)
         >>> sketch(Image.new("RGB", (64, 64), "red"))
     """
     small = image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     gray = np.asarray(small.convert("L"), np.float64)
-    if gray.std() < FLAT:
+    if gray.std() < MIN_CONTRAST:
         return None
     lowest = (_COSINES @ gray @ _COSINES.T).ravel()[_LOWEST]
     code = np.packbits(lowest > np.median(lowest) + _NOISE).tobytes()
@@ -55,7 +57,7 @@ def sketch(image: Image.Image) -> tuple[int, bytes] | None:
 
 
 def near_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """All pairs of hashes that differ in at most `DISTANCE` = 7 bits.
+    """All pairs of hashes that differ in at most `MAX_DISTANCE` = 7 bits.
 
     Of seven bits at most one falls into some of the four 16-bit quarters: so each quarter is looked up as it
     is and with each of its bits turned, among all others. For N hashes this takes about 34 · N² / 2¹⁶ steps
@@ -86,13 +88,13 @@ def near_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
                 step = np.arange(left.size) - np.repeat(counts[rows].cumsum() - counts[rows], counts[rows])
                 right = order[first[left] + step]
                 left, right = left[left < right], right[left < right]
-                near = _ONES[quarters[left] ^ quarters[right]].sum(1) <= DISTANCE
+                near = _ONES[quarters[left] ^ quarters[right]].sum(1) <= MAX_DISTANCE
                 found.append(left[near] * len(hashes) + right[near])
     pairs = np.unique(np.concatenate(found))
     return np.stack([pairs // max(len(hashes), 1), pairs % max(len(hashes), 1)], 1)
 
 
-def alike(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
+def link_near_duplicates(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Pairs of images that are alike: enough of them that each image is linked to all it is alike to.
 
     Images of the same hash are compared with the first of them, which then stands for those alike to it: ten
@@ -108,7 +110,7 @@ def alike(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> NDArray[
     Example:
         >>> red, blue = np.zeros((2, 192), np.uint8)
         >>> red[0::3], blue[2::3] = 200, 200
-        >>> alike(np.array([5, 5, 4], np.uint64), np.stack([red, blue, red])).tolist()
+        >>> link_near_duplicates(np.array([5, 5, 4], np.uint64), np.stack([red, blue, red])).tolist()
         [[0, 2]]
     """
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
@@ -126,5 +128,5 @@ def _same_colors(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -> NDA
         # Without the mean: the overall brightness may differ. At least 1, the contrast of rounding errors.
         left, right = (thumbnails[rows] - thumbnails[rows].mean(1, keepdims=True) for rows in part.T)
         contrast = np.minimum(np.abs(left).mean(1), np.abs(right).mean(1)).clip(1)
-        same.append(np.abs(left - right).mean(1) <= SHARE * contrast)
+        same.append(np.abs(left - right).mean(1) <= MAX_DIFFERENCE * contrast)
     return np.concatenate(same)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firstpage.data.decode import shown
-from firstpage.data.readers.survey import unread
+from firstpage.data.decode import printable
+from firstpage.data.readers.survey import unread_notes
 
 EXAMPLES = 5  # of each fault that the text names; the JSON has all
 
 
 @dataclass(frozen=True)
-class Same:
+class DuplicateGroup:
     """Images that are the same, and what is said of each.
 
     Attributes:
@@ -28,7 +28,7 @@ class Same:
             that do have it.
 
     Example:
-        >>> Same(["a.jpg", "b.jpg"], ["wren", "auk"], [["train"], []], identical=True).classes
+        >>> DuplicateGroup(["a.jpg", "b.jpg"], ["wren", "auk"], [["train"], []], identical=True).classes
         ['wren', 'auk']
     """
 
@@ -39,7 +39,7 @@ class Same:
 
     def __str__(self) -> str:
         said = [
-            f"{shown(path)} [{', '.join([shown(name), *splits])}]"
+            f"{printable(path)} [{', '.join([printable(name), *splits])}]"
             for path, name, splits in zip(self.paths, self.classes, self.splits, strict=True)
         ]
         rest = [f"{len(said) - EXAMPLES:,} more"] if len(said) > EXAMPLES else []
@@ -47,7 +47,7 @@ class Same:
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class DatasetReport:
     """What `firstpage.data.check.check` found.
 
     Two images are the same if their bytes are, or if they look alike: re-compressed, resized or slightly
@@ -73,9 +73,9 @@ class Report:
         warnings: What else the reader noticed.
 
     Example:
-        >>> from firstpage.data.check import Catalog, check
+        >>> from firstpage.data.check import Catalog, check_dataset
         >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-        >>> report = check(catalog, workers=0, progress=False)
+        >>> report = check_dataset(catalog, workers=0, progress=False)
         >>> report.ok, report.unreadable
         (False, {'a.jpg': 'no such file'})
     """
@@ -89,10 +89,10 @@ class Report:
     sizes: NDArray[np.int64]
     unreadable: dict[str, str]
     flat: list[str]
-    exact_duplicates: list[Same]
-    near_duplicates: list[Same]
-    two_labels: list[Same]
-    two_splits: list[Same]
+    exact_duplicates: list[DuplicateGroup]
+    near_duplicates: list[DuplicateGroup]
+    two_labels: list[DuplicateGroup]
+    two_splits: list[DuplicateGroup]
     unread: dict[str, int]
     refusal: str
     warnings: list[str]
@@ -104,8 +104,8 @@ class Report:
         Duplicates of one class in one split are told, but train no model wrongly.
 
         Example:
-            >>> from firstpage.data.check import Catalog, check
-            >>> check(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
+            >>> from firstpage.data.check import Catalog, check_dataset
+            >>> check_dataset(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
             True
         """
         return not (self.unreadable or self.two_labels or self.two_splits or self.unread or self.refusal)
@@ -114,16 +114,16 @@ class Report:
         """A summary to read: first what is wrong, then what there is, then the verdict.
 
         Example:
-            >>> from firstpage.data.check import Catalog, check
+            >>> from firstpage.data.check import Catalog, check_dataset
             >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-            >>> print(check(catalog, workers=0, progress=False).text())
+            >>> print(check_dataset(catalog, workers=0, progress=False).text())
             1 unreadable file
               a.jpg: no such file
             x in root: 1 image, 1 class
               images a class: min 1, median 1, max 1; 1 class of one image
             NOT OK: 1 unreadable file
         """
-        broken = [f"{shown(path)}: {reason}" for path, reason in self.unreadable.items()]
+        broken = [f"{printable(path)}: {reason}" for path, reason in self.unreadable.items()]
         labels, splits, exact, near = (
             list(map(str, groups))
             for groups in (self.two_labels, self.two_splits, self.exact_duplicates, self.near_duplicates)
@@ -132,13 +132,16 @@ class Report:
             (_count(len(broken), "unreadable file"), broken),
             (_count(len(labels), "image") + " under two labels", labels),
             (_count(len(splits), "image") + " in two splits (leakage)", splits),
-            (_count(sum(self.unread.values()), "file") + " of kinds that are not read", unread(self.unread)),
+            (
+                _count(sum(self.unread.values()), "file") + " of kinds that are not read",
+                unread_notes(self.unread),
+            ),
             ("training would refuse it", [self.refusal] if self.refusal else []),
         ]
         notes = [
             (_count(len(exact), "group") + " of identical files", exact),
             (_count(len(near), "group") + " of near duplicates", near),
-            (_count(len(self.flat), "image") + " of one flat color", [shown(path) for path in self.flat]),
+            (_count(len(self.flat), "image") + " of one flat color", [printable(path) for path in self.flat]),
             (_count(len(self.warnings), "warning") + " of the reader", self.warnings),
         ]
         lines = []
@@ -153,9 +156,9 @@ class Report:
         """Everything that was found, as JSON; the keys are the attributes, `sizes` and classes summed up.
 
         Example:
-            >>> from firstpage.data.check import Catalog, check
+            >>> from firstpage.data.check import Catalog, check_dataset
             >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-            >>> json.loads(check(catalog, workers=0, progress=False).json())["images_a_class"]
+            >>> json.loads(check_dataset(catalog, workers=0, progress=False).json())["images_a_class"]
             {'min': 1, 'median': 1.0, 'max': 1, 'of_one_image': 1}
         """
         told = {"ok": self.ok} | {key: value for key, value in vars(self).items() if key != "sizes"}
@@ -175,10 +178,10 @@ class Report:
 
         Example:
             >>> import tempfile
-            >>> from firstpage.data.check import Catalog, check
+            >>> from firstpage.data.check import Catalog, check_dataset
             >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     check(catalog, workers=0, progress=False).figure(Path(folder, "x.png"))
+            ...     check_dataset(catalog, workers=0, progress=False).figure(Path(folder, "x.png"))
             ...     Path(folder, "x.png").read_bytes()[:4]
             b'\x89PNG'
         """
@@ -210,9 +213,9 @@ class Report:
     def _counts(self) -> list[str]:
         classes = self._class_sizes
         whole = f"{_count(self.images, 'image')}, {_count(classes.size, 'class')}"
-        lines = [f"{self.name} in {shown(self.root)}: {whole}"]
+        lines = [f"{self.name} in {printable(self.root)}: {whole}"]
         lines += [
-            f"  {shown(name)}: {_count(split['images'], 'image')}, {_count(split['classes'], 'class')}"
+            f"  {printable(name)}: {_count(split['images'], 'image')}, {_count(split['classes'], 'class')}"
             for name, split in self.splits.items()
         ]
         if classes.size:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import shown
+from firstpage.data.decode import printable
 from firstpage.errors import UserError
 from firstpage.recipes.settings import TrainSettings
 
@@ -155,7 +155,7 @@ def unreadable_note(catalog: Catalog, readable: NDArray[np.bool_]) -> list[str]:
     rows = np.flatnonzero(~readable)
     if not len(rows):
         return []
-    first = shown(catalog.paths[rows[0]])
+    first = printable(catalog.paths[rows[0]])
     return [
         f"{len(rows):,} of {len(readable):,} images cannot be read, such as {first}: "
         "firstpage data check tells why"

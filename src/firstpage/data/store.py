@@ -11,7 +11,7 @@ import torch
 
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import shown
+from firstpage.data.decode import printable
 from firstpage.data.framing import Framing
 from firstpage.data.store_builder import VERSION, Builder
 from firstpage.errors import UserError
@@ -19,7 +19,7 @@ from firstpage.errors import UserError
 Rows = Sequence[int] | np.ndarray | torch.Tensor
 Device = str | torch.device
 
-STAGE = 2**26  # bytes copied to a device at a time
+COPY_BYTES = 2**26  # bytes copied to a device at a time
 
 
 class PixelStore:
@@ -109,9 +109,13 @@ class PixelStore:
         if not len(catalog):
             raise UserError(f"the catalog {catalog.name!r} has no images")
         stores = cache_folder() / "pixels" if folder is None else Path(folder)
-        store = cls(Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).path())
+        store = cls(
+            Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).find_or_build()
+        )
         if strict and store.unreadable:
-            named = [f"{shown(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()]
+            named = [
+                f"{printable(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()
+            ]
             raise UserError(
                 f"strict=True: {len(named)} of {len(catalog)} images are unreadable: {', '.join(named)}; "
                 "mend them, leave them out, or build with strict=False"
@@ -141,7 +145,7 @@ class PixelStore:
         self._device, self._resident = torch.device(device), None
         if self.pixels.nbytes <= share * _free_bytes(self._device):
             self._resident = torch.empty(self.pixels.shape, dtype=torch.uint8, device=self._device)
-            step = max(1, STAGE // self.pixels[0].nbytes)
+            step = max(1, COPY_BYTES // self.pixels[0].nbytes)
             for rows in np.split(np.arange(len(self)), range(step, len(self), step)):
                 self._resident[rows[0] : rows[-1] + 1] = self._from_file(rows, self._device)
         return self
@@ -171,7 +175,7 @@ class PixelStore:
         ...
         firstpage.errors.UserError: rows [1] are unreadable (1: no such file); leave them out, as ...
         """
-        wanted = row_array(rows, len(self))
+        wanted = as_row_indices(rows, len(self))
         if not self.ok[wanted].all():
             bad = sorted({int(row) for row in wanted[~self.ok[wanted]]})
             why = f"{bad[0]}: {self.unreadable[bad[0]]}"
@@ -179,7 +183,7 @@ class PixelStore:
         target = self._device if device is None else torch.device(device)
         if self._resident is None:
             return self._from_file(wanted, target)
-        index = carried(torch.from_numpy(wanted), self._resident.device)
+        index = to_device(torch.from_numpy(wanted), self._resident.device)
         return self._resident.index_select(0, index).to(target)
 
     def batches(self, plan: Iterable[Rows], device: Device | None = None) -> Iterator[torch.Tensor]:
@@ -198,16 +202,16 @@ class PixelStore:
             yield self.batch(rows, device)
 
     def _from_file(self, rows: np.ndarray, device: torch.device) -> torch.Tensor:
-        pixels = staging((len(rows), *self.pixels.shape[1:]), torch.uint8, device)
+        pixels = pinned_buffer((len(rows), *self.pixels.shape[1:]), torch.uint8, device)
         # The rows were checked; the default mode="raise" would copy everything once more.
         np.take(self.pixels, rows, axis=0, out=pixels.numpy(), mode="clip")
-        return sent(pixels, device)
+        return send(pixels, device)
 
 
-def row_array(rows: Rows, count: int) -> np.ndarray:
+def as_row_indices(rows: Rows, count: int) -> np.ndarray:
     """Rows as int64, checked against the number of rows there are.
 
-    >>> row_array([2], count=2)
+    >>> as_row_indices([2], count=2)
     Traceback (most recent call last):
     ...
     IndexError: row 2 is outside 0…1
@@ -222,35 +226,35 @@ def row_array(rows: Rows, count: int) -> np.ndarray:
     return wanted
 
 
-def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def pinned_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Host memory to fill and then send to `device`: pinned if that is a CUDA device.
 
-    >>> staging((2, 3), torch.uint8, torch.device("cpu")).is_pinned()
+    >>> pinned_buffer((2, 3), torch.uint8, torch.device("cpu")).is_pinned()
     False
     """
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+def send(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A host tensor on `device`, without waiting for the copy where the device is a CUDA one.
 
     The caller must not write to `host` again: it asks `staging` for the next. Torch's allocator of pinned
     memory records the copy on the stream and hands the block out again only when that copy is done, so
     nothing in flight is overwritten, and steady batches use the same few blocks.
 
-    >>> sent(torch.ones(2), torch.device("cpu"))
+    >>> send(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
     """
     return host.to(device, non_blocking=device.type == "cuda")
 
 
-def carried(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Values of the host on `device`, by way of `staging`, so that nobody waits.
 
-    >>> carried(torch.tensor([3, 1]), torch.device("cpu"))
+    >>> to_device(torch.tensor([3, 1]), torch.device("cpu"))
     tensor([3, 1])
     """
-    return sent(staging(tuple(values.shape), values.dtype, device).copy_(values), device)
+    return send(pinned_buffer(tuple(values.shape), values.dtype, device).copy_(values), device)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -14,11 +14,11 @@ import torch
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import Unreadable
-from firstpage.data.framing import Framing, Row, decode_rows
-from firstpage.data.store import Device, Rows, row_array, sent, staging
+from firstpage.data.framing import FileRecord, Framing, decode_rows
+from firstpage.data.store import Device, Rows, as_row_indices, pinned_buffer, send
 from firstpage.data.workers import Workers
 
-_Asked = tuple[np.ndarray, Path, list[Future[list[Row]]]]
+_Asked = tuple[np.ndarray, Path, list[Future[list[FileRecord]]]]
 
 
 class Stream:
@@ -112,7 +112,7 @@ class Stream:
         asked: deque[_Asked] = deque()
         try:
             for rows in plan:
-                asked.append(self._ask(row_array(rows, len(self))))
+                asked.append(self._ask(as_row_indices(rows, len(self))))
                 if len(asked) > ahead:
                     yield self._take(*asked.popleft(), target)
             while asked:
@@ -143,23 +143,23 @@ class Stream:
         share = max(1, -(-len(rows) // max(1, self._workers.count)))
         return rows, path, [self._part(rows[at : at + share], path, at) for at in range(0, len(rows), share)]
 
-    def _part(self, rows: np.ndarray, path: Path, at: int) -> "Future[list[Row]]":
+    def _part(self, rows: np.ndarray, path: Path, at: int) -> "Future[list[FileRecord]]":
         root, paths = os.fspath(self.catalog.root), [self.catalog.paths[row] for row in rows]
         crops = None if self._crops is None else self._crops[rows].tolist()
         offset = at * self.framing.size**2 * 3
         return self._workers.submit(decode_rows, self.framing, root, paths, crops, str(path), offset, False)
 
     def _take(
-        self, rows: np.ndarray, path: Path, futures: list[Future[list[Row]]], device: torch.device
+        self, rows: np.ndarray, path: Path, futures: list[Future[list[FileRecord]]], device: torch.device
     ) -> torch.Tensor:
         try:
             results = [result for future in futures for result in future.result()]
             for row, (*_, reason) in zip(rows, results, strict=True):
                 if reason:
                     raise Unreadable(self.catalog.paths[row], reason)
-            pixels = staging((len(rows), self.framing.size, self.framing.size, 3), torch.uint8, device)
+            pixels = pinned_buffer((len(rows), self.framing.size, self.framing.size, 3), torch.uint8, device)
             with open(path, "rb") as file:
                 file.readinto(pixels.numpy().data)
         finally:
             path.unlink()
-        return sent(pixels, device)
+        return send(pixels, device)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstpage import durable
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.figures.style import SUFFIXES, Style, save, style
 
@@ -265,7 +265,7 @@ def draw(
     firstpage.errors.UserError: figure 'sphere-densty': no such name; did you mean ...
     """
     if name not in _FIGURES:
-        raise UserError(f"figure {name!r}: no such name; {meant(name, _FIGURES)}figures.names() lists all")
+        raise UserError(f"figure {name!r}: no such name; {suggest(name, _FIGURES)}figures.names() lists all")
     known = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
     if Path(out).suffix.lower() not in known:  # before minutes of work
         raise UserError(f"{out}: {name} is written as {', '.join(known)}: name such a file")

@@ -84,11 +84,11 @@ class Embedded:
 
     def picture(self, place: int, side: int = 64) -> NDArray[np.uint8]:
         """The image at a place of `embeddings`, uint8 [h, w, 3], not much larger than `side`."""
-        from firstpage.data.decode import decode
+        from firstpage.data.decode import decode_image
 
         if self.catalog is None or self.rows is None:
             raise UserError("pictures: name the dataset (--data): the embeddings hold none")
-        return np.asarray(decode(self.catalog.path(int(self.rows[place])), enough=side))
+        return np.asarray(decode_image(self.catalog.path(int(self.rows[place])), min_side=side))
 
 
 def read_embedded(path: str | os.PathLike[str], catalog: Catalog | None = None) -> Embedded:

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 
 from torch import Generator
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
@@ -93,13 +93,13 @@ def create(name: str, **overrides: object) -> Loss:
     firstpage.errors.UserError: loss 'epshn': temperature='warm': must be a number
     """
     if name not in _ROWS:
-        raise UserError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
+        raise UserError(f"loss {name!r}: no such name; {suggest(name, _ROWS)}losses.names() lists all")
     build, settings = _ROWS[name]
     known = inspect.signature(build).parameters
     for key, value in overrides.items():
         if key not in known:
             raise UserError(
-                f"loss {name!r}: no setting {key!r}; {meant(key, known)}it takes {', '.join(known)}"
+                f"loss {name!r}: no setting {key!r}; {suggest(key, known)}it takes {', '.join(known)}"
             )
         needed = _needed(value, known[key].annotation)
         if needed:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.recipes.settings import (
     AugmentSettings,
@@ -120,7 +120,9 @@ def _build(kind: Any, table: Mapping[str, Any], place: str) -> Any:  # noqa: ANN
     for key, value in table.items():
         where = f"{place}{key}"
         if key not in known:
-            raise UserError(f"{where}: no such setting; {meant(key, known, place)}it has {', '.join(known)}")
+            raise UserError(
+                f"{where}: no such setting; {suggest(key, known, place)}it has {', '.join(known)}"
+            )
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"{where}={value!r}: is a table of settings, [{where}]")

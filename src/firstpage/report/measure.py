@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from firstpage.data.decode import shown
+from firstpage.data.decode import printable
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.report.subject import Subject
 
@@ -207,7 +207,7 @@ def written(span: Span | None) -> str:
 
 def _cut(name: str, width: int) -> str:
     """A name that leaves its line within 80 columns; the JSON has it whole."""
-    name = shown(name)
+    name = printable(name)
     return name if len(name) <= width else f"{name[: width - 1]}…"
 
 

@@ -10,7 +10,7 @@ from PIL import Image, features
 from torch import Tensor
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import decode
+from firstpage.data.decode import decode_image
 from firstpage.report.markup import Html, tag
 
 __all__ = ["Album", "data_uri", "pick"]
@@ -48,7 +48,7 @@ class Album:
 
     def thumbnail(self, row: int) -> Image.Image:
         """The image of a row, made small; nothing is cut off, and nothing blown up."""
-        image = decode(self.catalog.path(row), enough=self.side)
+        image = decode_image(self.catalog.path(row), min_side=self.side)
         image.thumbnail((self.side, self.side), Image.Resampling.LANCZOS)
         return image
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
-from firstpage.data.store import PixelStore, carried
+from firstpage.data.store import PixelStore, to_device
 from firstpage.losses.base import Loss
 from firstpage.models.device import choose
 from firstpage.models.embedder import Embedder, Pixels
@@ -258,7 +258,7 @@ def _fit(
                     torch.compiler.reset()  # torch 2.11 does not notice that parameters begin to learn
                 for rows in sampler:  # of the global batch, planned alike by every rank
                     guard.begin(step, rows)
-                    batch = carried(torch.tensor(rows), place)
+                    batch = to_device(torch.tensor(rows), place)
                     target, ids, share = labels[batch], image_ids[batch], ranks.share(len(rows))
                     for group, base in zip(optimizer.param_groups, rates, strict=True):
                         group["lr"] = base * rate(recipe.schedule, step, steps)

@@ -9,43 +9,43 @@ from pathlib import Path
 from typing import Any
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.cars import cars
-from firstpage.data.readers.casia import casia
-from firstpage.data.readers.cub import cub
-from firstpage.data.readers.folder import folder
-from firstpage.data.readers.hotels50k import hotels50k
-from firstpage.data.readers.inshop import inshop
-from firstpage.data.readers.layout import MARKERS, locate, require
-from firstpage.data.readers.lfw import lfw
-from firstpage.data.readers.sop import sop
-from firstpage.data.readers.survey import survey
-from firstpage.data.readers.table import csv, parquet
+from firstpage.data.readers.cars import read_cars
+from firstpage.data.readers.casia import read_casia
+from firstpage.data.readers.cub import read_cub
+from firstpage.data.readers.folder import read_folder
+from firstpage.data.readers.hotels50k import read_hotels50k
+from firstpage.data.readers.inshop import read_inshop
+from firstpage.data.readers.layout import MARKERS, find_root, require_root
+from firstpage.data.readers.lfw import read_lfw
+from firstpage.data.readers.sop import read_sop
+from firstpage.data.readers.survey import find_faults
+from firstpage.data.readers.table import read_csv, read_parquet
 from firstpage.errors import UserError
 
 __all__ = ["kinds", "read"]
 
 
-def _glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
-    from firstpage.data.glyphs import drawn_with, glyphs  # matplotlib takes a second to import
+def _read_glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
+    from firstpage.data.glyphs import draw_glyphs, read_settings  # matplotlib takes a second to import
 
     if path is not None:
-        folder = require(path, "glyphs")
-        options = {"folder": folder} | drawn_with(folder) | options
-    return glyphs(**options)
+        folder = require_root(path, "glyphs")
+        options = {"folder": folder} | read_settings(folder) | options
+    return draw_glyphs(**options)
 
 
 _READERS: dict[str, Callable[..., Catalog]] = {
-    "cub": cub,
-    "cars": cars,
-    "sop": sop,
-    "inshop": inshop,
-    "hotels50k": hotels50k,
-    "casia": casia,
-    "lfw": lfw,
-    "folder": folder,
-    "csv": csv,
-    "parquet": parquet,
-    "glyphs": _glyphs,
+    "cub": read_cub,
+    "cars": read_cars,
+    "sop": read_sop,
+    "inshop": read_inshop,
+    "hotels50k": read_hotels50k,
+    "casia": read_casia,
+    "lfw": read_lfw,
+    "folder": read_folder,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "glyphs": _read_glyphs,
 }
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -92,7 +92,7 @@ def read(
         folder: 2 images, 2 classes
     """
     if path == "glyphs" and kind in (None, "glyphs"):
-        return _glyphs(None, **options)
+        return _read_glyphs(None, **options)
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")
@@ -102,7 +102,7 @@ def read(
     if unlabeled and kind == "folder":
         options["unlabeled"] = True
     catalog = _READERS[kind](path, **options)
-    catalog = replace(catalog, warnings=catalog.warnings + survey(catalog))
+    catalog = replace(catalog, warnings=catalog.warnings + find_faults(catalog))
     for warning in catalog.warnings:
         warnings.warn(warning, stacklevel=2)
     return catalog
@@ -113,7 +113,7 @@ def _kind_of(path: Path) -> str:
         if path.suffix.lower() not in _SUFFIXES:
             raise UserError(f"read({str(path)!r}): neither a folder nor a table; extract it, or give kind=")
         return _SUFFIXES[path.suffix.lower()]
-    kinds = [kind for kind in MARKERS if locate(path, kind)]
+    kinds = [kind for kind in MARKERS if find_root(path, kind)]
     if len(kinds) > 1:
         raise UserError(f"read({str(path)!r}): holds {' and '.join(kinds)}; give the folder of one, or kind=")
     return kinds[0] if kinds else "folder"

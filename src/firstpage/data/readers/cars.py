@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.folder import from_folders
-from firstpage.data.readers.layout import first_classes, folders_in, require
+from firstpage.data.readers.folder import read_class_folders
+from firstpage.data.readers.layout import list_folders, require_root, split_first_classes
 from firstpage.errors import UserError
 
 TRAIN_CLASSES = 98
 CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 
 
-def cars(path: Path) -> Catalog:
+def read_cars(path: Path) -> Catalog:
     """Reads Cars-196 in any of its three layouts; the first 98 classes train, the others test.
 
     Only the annotations have boxes. The publisher's own train and test files are both read: his split is
@@ -42,11 +42,11 @@ def cars(path: Path) -> Catalog:
         ...     for split in ("train", "test"):
         ...         Path(root, split, "AM General Hummer SUV 2000").mkdir(parents=True)
         ...         Path(root, split, "AM General Hummer SUV 2000", "1.jpg").touch()
-        ...     catalog = cars(Path(root))
+        ...     catalog = read_cars(Path(root))
         >>> catalog.classes, len(catalog.splits["train"])
         (['AM General Hummer SUV 2000'], 2)
     """
-    root = require(path, "cars")
+    root = require_root(path, "cars")
     if (root / "cars_annos.mat").exists():
         catalog = _annotated(root, {"": root / "cars_annos.mat"}, root / "cars_annos.mat")
     elif (root / "devkit").exists():
@@ -55,9 +55,9 @@ def cars(path: Path) -> Catalog:
         files = {"cars_train/": root / "devkit/cars_train_annos.mat", "cars_test/": tested}
         catalog = _annotated(root, files, root / "devkit/cars_meta.mat")
     else:
-        parts = [part for part in ("train", "test") if part in folders_in(root)]
-        catalog = from_folders("cars", root, parts or [""])
-    return replace(catalog, splits=first_classes(catalog.labels, TRAIN_CLASSES))
+        parts = [part for part in ("train", "test") if part in list_folders(root)]
+        catalog = read_class_folders("cars", root, parts or [""])
+    return replace(catalog, splits=split_first_classes(catalog.labels, TRAIN_CLASSES))
 
 
 def _annotated(root: Path, files: dict[str, Path], meta: Path) -> Catalog:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import columns, first_classes, require
+from firstpage.data.readers.layout import read_columns, require_root, split_first_classes
 from firstpage.errors import UserError
 
 
-def cub(path: Path) -> Catalog:
+def read_cub(path: Path) -> Catalog:
     """Reads CUB_200_2011/ as distributed; the first 100 classes train, the others test.
 
         CUB_200_2011/images.txt  image_class_labels.txt  classes.txt  bounding_boxes.txt
@@ -33,15 +33,15 @@ def cub(path: Path) -> Catalog:
         >>> with tempfile.TemporaryDirectory() as root:
         ...     for name, text in tables.items():
         ...         _ = Path(root, name).write_text(text)
-        ...     catalog = cub(Path(root))
+        ...     catalog = read_cub(Path(root))
         >>> catalog.paths, catalog.boxes.tolist()
         (['images/001.Auk/a.jpg'], [[60.0, 27.0, 385.0, 331.0]])
     """
-    root = require(path, "cub")
-    images, names = columns(root / "images.txt", 2)
-    class_of = dict(zip(*columns(root / "image_class_labels.txt", 2), strict=True))
-    class_ids, classes = columns(root / "classes.txt", 2)
-    box_of = {image: box for image, *box in zip(*columns(root / "bounding_boxes.txt", 5), strict=True)}
+    root = require_root(path, "cub")
+    images, names = read_columns(root / "images.txt", 2)
+    class_of = dict(zip(*read_columns(root / "image_class_labels.txt", 2), strict=True))
+    class_ids, classes = read_columns(root / "classes.txt", 2)
+    box_of = {image: box for image, *box in zip(*read_columns(root / "bounding_boxes.txt", 5), strict=True)}
     label_of = {class_id: label for label, class_id in enumerate(class_ids)}
     try:
         labels = np.array([label_of[class_of[image]] for image in images])
@@ -57,6 +57,6 @@ def cub(path: Path) -> Catalog:
         [f"images/{name}" for name in names],
         labels,
         list(classes),
-        first_classes(labels, 100),
+        split_first_classes(labels, 100),
         boxes=boxes,
     )

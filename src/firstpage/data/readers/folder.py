@@ -13,17 +13,17 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import (
     SPLITS,
     UNREAD_SUFFIXES,
-    files_below,
-    folders_in,
     is_image,
+    list_folders,
+    list_image_files,
+    normalize_split,
     rows_by_name,
-    split_name,
     suffix,
 )
-from firstpage.data.readers.survey import unread
+from firstpage.data.readers.survey import unread_notes
 
 
-def folder(path: Path, *, unlabeled: bool = False) -> Catalog:
+def read_folder(path: Path, *, unlabeled: bool = False) -> Catalog:
     """Reads class folders, or class folders in folders named after splits.
 
         wren/1.jpg  auk/1.jpg
@@ -45,17 +45,19 @@ def folder(path: Path, *, unlabeled: bool = False) -> Catalog:
         ...     for name in ("train/wren/1.jpg", "test/auk/1.jpg"):
         ...         Path(root, name).parent.mkdir(parents=True)
         ...         Path(root, name).touch()
-        ...     catalog = folder(Path(root))
+        ...     catalog = read_folder(Path(root))
         >>> catalog.paths, catalog.classes, sorted(catalog.splits)
         (['train/wren/1.jpg', 'test/auk/1.jpg'], ['auk', 'wren'], ['test', 'train'])
     """
-    names = folders_in(path)
-    splits = [name for split in SPLITS for name in names if split_name(name) == split]
+    names = list_folders(path)
+    splits = [name for split in SPLITS for name in names if normalize_split(name) == split]
     parts = splits if len(splits) > 1 or splits == names else []
-    return from_folders("folder", path, parts or [""], unlabeled=unlabeled)
+    return read_class_folders("folder", path, parts or [""], unlabeled=unlabeled)
 
 
-def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabeled: bool = False) -> Catalog:
+def read_class_folders(
+    name: str, root: Path, parts: Sequence[str] = ("",), *, unlabeled: bool = False
+) -> Catalog:
     """The catalog of the class folders in some parts of `root`; parts with a name are splits, in lower case.
 
     Raises:
@@ -64,11 +66,11 @@ def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabel
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:
-        ...     from_folders("lfw", Path(root, "faces"))
+        ...     read_class_folders("lfw", Path(root, "faces"))
         Traceback (most recent call last):
         FileNotFoundError: read('...faces', kind='lfw'): no images; expected faces/<class>/<image>.jpg
     """
-    found = [(part, class_name) for part in parts for class_name in folders_in(root / part)]
+    found = [(part, class_name) for part in parts for class_name in list_folders(root / part)]
     classes = sorted({class_name for _, class_name in found})
     label_of = {class_name: label for label, class_name in enumerate(classes)}
     paths: list[str] = []
@@ -76,12 +78,12 @@ def from_folders(name: str, root: Path, parts: Sequence[str] = ("",), *, unlabel
     split_of: list[str] = []
     kinds: Counter[str] = Counter()
     for part, class_name in found:
-        files = files_below(root, f"{part}/{class_name}" if part else class_name)
+        files = list_image_files(root, f"{part}/{class_name}" if part else class_name)
         kinds.update(map(suffix, files))
         images = list(filter(is_image, files))
         paths += images
         labels += [label_of[class_name]] * len(images)
-        split_of += [split_name(part)] * len(images)
+        split_of += [normalize_split(part)] * len(images)
     loose = {part: _loose(root / part) for part in ("", *filter(None, parts))}
     kinds.update(suffix(file) for files in loose.values() for file in files)
     not_read = {kind: count for kind, count in kinds.items() if kind in UNREAD_SUFFIXES}
@@ -121,7 +123,7 @@ def _nothing(root: str, outside: int, not_read: Mapping[str, int]) -> str:
     expected = f"{root}/<class>/<image>.jpg"
     if outside:
         return f"{outside:,} images lie outside class folders: move them to {expected}"
-    return f"no images; {'; '.join(unread(not_read)) or f'expected {expected}'}"
+    return f"no images; {'; '.join(unread_notes(not_read)) or f'expected {expected}'}"
 
 
 def _beside(root: Path, loose: Mapping[str, list[str]]) -> list[str]:
@@ -135,7 +137,7 @@ def _beside(root: Path, loose: Mapping[str, list[str]]) -> list[str]:
                 f"{len(images):,} images in {place!r} are in no class folder, the first is {images[0]!r}"
             )
     parts = [part for part in loose if part]
-    others = [name for name in folders_in(root) if parts and name not in parts]
+    others = [name for name in list_folders(root) if parts and name not in parts]
     if others:
         faults.append(f"folders beside {', '.join(parts)} are not read: {', '.join(others)}")
     return sorted(faults)

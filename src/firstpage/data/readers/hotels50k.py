@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import MARKERS, csv_rows, images_below, number, require
+from firstpage.data.readers.layout import MARKERS, encode_names, list_images, read_csv_rows, require_root
 from firstpage.errors import UserError
 
 
-def hotels50k(path: Path) -> Catalog:
+def read_hotels50k(path: Path) -> Catalog:
     r"""Reads Hotels-50K: a class is a hotel, a group its chain; the train images are the gallery too.
 
         [input/][dataset/]train_set.csv  test_set.csv  (image_id, hotel_id, image_url, image_source, ...)
@@ -38,11 +38,11 @@ def hotels50k(path: Path) -> Catalog:
         ...     _ = Path(root, "train_set.csv").write_text(f"{header}\n7,12,http://x/7.jpg,expedia,")
         ...     _ = Path(root, "test_set.csv").write_text(f"{header}\n8,12,http://x/8.jpg,traffickcam,")
         ...     _ = Path(root, "hotel_info.csv").write_text("hotel_id,hotel_name,chain_id\n12,Sea View,3")
-        ...     catalog = hotels50k(Path(root))
+        ...     catalog = read_hotels50k(Path(root))
         >>> catalog.paths[1], {name: rows.tolist() for name, rows in catalog.splits.items()}
         ('images/test/unoccluded/3/12/traffickcam/8.jpg', {'train': [0], 'gallery': [0], 'query': [1]})
     """
-    root = require(path, "hotels50k")
+    root = require_root(path, "hotels50k")
     tables = next(root / marker for marker in MARKERS["hotels50k"] if (root / marker).exists()).parent
     chain_of = _mapping(tables / "hotel_info.csv", 2)
     chain_names = _mapping(tables / "chain_info.csv", 1)
@@ -53,9 +53,9 @@ def hotels50k(path: Path) -> Catalog:
         (tables / "train_set.csv", "images/train"),
         (tables / "test_set.csv", "images/test/unoccluded"),
     ):
-        there = images_below(root, folder) if (root / folder).is_dir() else []
+        there = list_images(root, folder) if (root / folder).is_dir() else []
         file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in there}
-        for line, row in islice(csv_rows(file), 1, None):
+        for line, row in islice(read_csv_rows(file), 1, None):
             if len(row) < 4:
                 raise UserError(
                     f"{file}:{line}: expected image_id, hotel_id, image_url, image_source, got {row}"
@@ -65,8 +65,8 @@ def hotels50k(path: Path) -> Catalog:
             paths.append(file_of.get(image, expected))
             hotels.append(hotel)
         counts.append(len(paths))
-    labels, classes = number(hotels)
-    groups, chains = number(chain_of.get(hotel, "0") for hotel in hotels)
+    labels, classes = encode_names(hotels)
+    groups, chains = encode_names(chain_of.get(hotel, "0") for hotel in hotels)
     train, query = np.split(np.arange(len(paths)), counts[:1])
     return Catalog(
         "hotels50k",
@@ -84,4 +84,4 @@ def _mapping(file: Path, column: int) -> dict[str, str]:
     """First column to another, of a table that need not be there."""
     if not file.exists():
         return {}
-    return {row[0]: row[column] for _, row in islice(csv_rows(file), 1, None) if len(row) > column}
+    return {row[0]: row[column] for _, row in islice(read_csv_rows(file), 1, None) if len(row) > column}

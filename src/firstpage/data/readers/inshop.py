@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import columns, number, require
+from firstpage.data.readers.layout import encode_names, read_columns, require_root
 from firstpage.errors import UserError
 
 SPLITS = ("train", "query", "gallery")
 
 
-def inshop(path: Path) -> Catalog:
+def read_inshop(path: Path) -> Catalog:
     r"""Reads In-Shop with its train, query and gallery splits; a class is an item of clothing.
 
         Eval/list_eval_partition.txt  (a count, a header, then image_name item_id evaluation_status)
@@ -33,21 +33,21 @@ def inshop(path: Path) -> Catalog:
         ...         "2\nimage_name item_id evaluation_status\n"
         ...         "img/a/1.jpg id_1 query\nimg/a/2.jpg id_1 gallery\n"
         ...     )
-        ...     catalog = inshop(Path(root))
+        ...     catalog = read_inshop(Path(root))
         >>> catalog.classes, {name: rows.tolist() for name, rows in catalog.splits.items()}
         (['id_1'], {'train': [], 'query': [0], 'gallery': [1]})
     """
-    root = require(path, "inshop")
+    root = require_root(path, "inshop")
     file = root / "Eval/list_eval_partition.txt"
     if not file.exists():
         file = root / "list_eval_partition.txt"
-    names, items, statuses = columns(file, 3, header=2, spaces="first")
+    names, items, statuses = read_columns(file, 3, header=2, spaces="first")
     for name, status in zip(names, statuses, strict=True):
         if status not in SPLITS:
             raise UserError(
                 f"{file}: {name!r} has evaluation_status {status!r}; expected train, query or gallery"
             )
-    labels, classes = number(items)
+    labels, classes = encode_names(items)
     status_of = np.array(statuses)
     prefix = _prefix(root)
     return Catalog(

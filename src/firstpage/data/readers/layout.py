@@ -77,10 +77,10 @@ UNREAD_SUFFIXES = frozenset(
 SPLITS = ("train", "val", "test", "query", "gallery")
 
 # The parent of a dataset holds a few folders; where there are more, they are classes and not searched.
-FEW = 64
+MAX_SEARCHED = 64
 
 
-def locate(path: Path, kind: str) -> Path | None:
+def find_root(path: Path, kind: str) -> Path | None:
     """The folder of a dataset: `path` itself or a folder in it that is no split, or None.
 
     Example:
@@ -89,30 +89,34 @@ def locate(path: Path, kind: str) -> Path | None:
         ...     folder = Path(parent, "Stanford_Online_Products")
         ...     folder.mkdir()
         ...     _ = folder.joinpath("Ebay_train.txt").write_text("")
-        ...     print(locate(Path(parent), "sop").name, locate(folder, "cub"))
+        ...     print(find_root(Path(parent), "sop").name, find_root(folder, "cub"))
         Stanford_Online_Products None
     """
-    below = folders_in(path)
+    below = list_folders(path)
     # A split is a part of what lies in `path`: who read it alone would lose the others.
-    inner = [path / name for name in below if split_name(name) not in SPLITS] if len(below) <= FEW else []
+    inner = (
+        [path / name for name in below if normalize_split(name) not in SPLITS]
+        if len(below) <= MAX_SEARCHED
+        else []
+    )
     for folder in [path, *inner]:
         if any((folder / marker).exists() for marker in MARKERS[kind]):
             return folder
     return None
 
 
-def require(path: Path, kind: str) -> Path:
+def require_root(path: Path, kind: str) -> Path:
     """As `locate`, but a dataset that is not there is an error.
 
     Raises:
         FileNotFoundError: Neither `path` nor a folder in it is this dataset.
 
     Example:
-        >>> require(Path("nowhere"), "sop")
+        >>> require_root(Path("nowhere"), "sop")
         Traceback (most recent call last):
         FileNotFoundError: read('nowhere', kind='sop'): neither it nor a folder in it holds Ebay_train.txt
     """
-    folder = locate(path, kind)
+    folder = find_root(path, kind)
     if folder is None:
         holds = " or ".join(MARKERS[kind])
         raise FileNotFoundError(
@@ -121,7 +125,7 @@ def require(path: Path, kind: str) -> Path:
     return folder
 
 
-def folders_in(path: Path) -> list[str]:
+def list_folders(path: Path) -> list[str]:
     """Names of the visible folders in a folder, sorted; links to folders count.
 
     Example:
@@ -129,7 +133,7 @@ def folders_in(path: Path) -> list[str]:
         >>> with tempfile.TemporaryDirectory() as root:
         ...     for name in ("wren", "auk", ".cache"):
         ...         Path(root, name).mkdir()
-        ...     folders_in(Path(root))
+        ...     list_folders(Path(root))
         ['auk', 'wren']
     """
     if not path.is_dir():
@@ -139,7 +143,7 @@ def folders_in(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry.path))
 
 
-def images_below(root: Path, folder: str) -> list[str]:
+def list_images(root: Path, folder: str) -> list[str]:
     """Every image in a folder and the folders in it, as sorted paths relative to `root`.
 
     Links to folders are not followed, so that a link to a parent cannot go round for ever. A folder named
@@ -151,13 +155,13 @@ def images_below(root: Path, folder: str) -> list[str]:
         ...     Path(root, "wren", "nest").mkdir(parents=True)
         ...     for name in ("b.JPG", "nest/a.png", "notes.txt"):
         ...         Path(root, "wren", name).touch()
-        ...     images_below(Path(root), "wren")
+        ...     list_images(Path(root), "wren")
         ['wren/b.JPG', 'wren/nest/a.png']
     """
-    return [name for name in files_below(root, folder) if is_image(name)]
+    return [name for name in list_image_files(root, folder) if is_image(name)]
 
 
-def files_below(root: Path, folder: str) -> list[str]:
+def list_image_files(root: Path, folder: str) -> list[str]:
     """As `images_below`, with the files of those kinds of image that are not read.
 
     Example:
@@ -165,7 +169,7 @@ def files_below(root: Path, folder: str) -> list[str]:
         >>> with tempfile.TemporaryDirectory() as root:
         ...     for name in ("a.png", "b.HEIC", "notes.txt"):
         ...         Path(root, name).touch()
-        ...     files_below(Path(root), "")
+        ...     list_image_files(Path(root), "")
         ['a.png', 'b.HEIC']
     """
     found: list[str] = []
@@ -206,21 +210,21 @@ def is_image(name: str) -> bool:
     return suffix(name) in IMAGE_SUFFIXES
 
 
-def split_name(name: str) -> str:
+def normalize_split(name: str) -> str:
     """A known split in lower case, whatever its case; any other name as it is.
 
     Example:
-        >>> split_name("Train"), split_name("Auk")
+        >>> normalize_split("Train"), normalize_split("Auk")
         ('train', 'Auk')
     """
     return name.lower() if name.lower() in SPLITS else name
 
 
-def number(names: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
+def encode_names(names: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Names as positions in a sorted list of them; names that are all whole numbers sort as numbers.
 
     Example:
-        >>> codes, names = number(["10", "9", "10"])
+        >>> codes, names = encode_names(["10", "9", "10"])
         >>> codes.tolist(), names
         ([1, 0, 1], ['9', '10'])
     """
@@ -240,21 +244,21 @@ def rows_by_name(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         >>> {name: rows.tolist() for name, rows in rows_by_name(["train", "", "test", "train"]).items()}
         {'train': [0, 3], 'test': [2]}
     """
-    codes, ordered = number(names)
+    codes, ordered = encode_names(names)
     return {name: np.flatnonzero(codes == ordered.index(name)) for name in dict.fromkeys(names) if name}
 
 
-def first_classes(labels: NDArray[np.int64], count: int) -> dict[str, NDArray[np.int64]]:
+def split_first_classes(labels: NDArray[np.int64], count: int) -> dict[str, NDArray[np.int64]]:
     """The usual class-disjoint split: the first `count` classes train, the others test.
 
     Example:
-        >>> {name: rows.tolist() for name, rows in first_classes(np.array([0, 1, 2]), 1).items()}
+        >>> {name: rows.tolist() for name, rows in split_first_classes(np.array([0, 1, 2]), 1).items()}
         {'train': [0], 'test': [1, 2]}
     """
     return {"train": np.flatnonzero(labels < count), "test": np.flatnonzero(labels >= count)}
 
 
-def columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -> list[tuple[str, ...]]:
+def read_columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -> list[tuple[str, ...]]:
     r"""The columns of a text table whose fields are parted by blanks.
 
     Args:
@@ -271,7 +275,7 @@ def columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:
         ...     _ = Path(root, "images.txt").write_text("1 a wren.jpg\n2 auk.jpg\n")
-        ...     columns(Path(root, "images.txt"), 2)
+        ...     read_columns(Path(root, "images.txt"), 2)
         [('1', '2'), ('a wren.jpg', 'auk.jpg')]
     """
     if not file.is_file():
@@ -294,7 +298,7 @@ def columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -
     return list(zip(*rows, strict=True))
 
 
-def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     r"""The rows of a csv file that are not empty, each with the number of its last line.
 
     Cells are parted by what the first line has most of: commas, semicolons or tabs.
@@ -307,7 +311,7 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:
         ...     _ = Path(root, "a.csv").write_text('path,label\n"a, b.jpg",wren\n')
-        ...     list(csv_rows(Path(root, "a.csv")))
+        ...     list(read_csv_rows(Path(root, "a.csv")))
         [(1, ['path', 'label']), (2, ['a, b.jpg', 'wren'])]
     """
     if not file.is_file():

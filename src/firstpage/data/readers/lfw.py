@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog, VerificationPairs
-from firstpage.data.readers.folder import from_folders
-from firstpage.data.readers.layout import folders_in, require
+from firstpage.data.readers.folder import read_class_folders
+from firstpage.data.readers.layout import list_folders, require_root
 from firstpage.errors import UserError
 
 
-def lfw(path: Path) -> Catalog:
+def read_lfw(path: Path) -> Catalog:
     r"""Reads LFW, all of it for testing, with the verification pairs of pairs.txt in 10 folds.
 
         pairs.txt  (folds and pairs; then name n1 n2 for a same pair, name1 n1 name2 n2 for a different one)
@@ -33,21 +33,21 @@ def lfw(path: Path) -> Catalog:
         ...     for image in (1, 2):
         ...         Path(root, "Ann", f"Ann_000{image}.jpg").touch()
         ...     _ = Path(root, "pairs.txt").write_text("1\t1\nAnn\t1\t2\nAnn\t1\tAnn\t2\n")
-        ...     catalog = lfw(Path(root))
+        ...     catalog = read_lfw(Path(root))
         >>> catalog.pairs.left.tolist(), catalog.pairs.right.tolist(), catalog.pairs.same.tolist()
         ([0, 0], [1, 1], [True, False])
     """
-    folder = require(path, "lfw")
+    folder = require_root(path, "lfw")
     file = folder / "pairs.txt"
     named = _read_pairs(file)
     person = named[0][1].split("/")[0]
-    beside = [folder, *(folder / name for name in folders_in(folder))]
+    beside = [folder, *(folder / name for name in list_folders(folder))]
     root = next((place for place in beside if (place / person).is_dir()), None)
     if root is None:
         raise FileNotFoundError(
             f"{file}: names {person!r}, but neither {folder} nor a folder in it has such a folder"
         )
-    catalog = from_folders("lfw", root)
+    catalog = read_class_folders("lfw", root)
     row_of = {path.rpartition(".")[0]: row for row, path in enumerate(catalog.paths)}
     kept = [(fold, row_of[a], row_of[b], same) for fold, a, b, same in named if a in row_of and b in row_of]
     folds, left, right, sames = np.array(kept, np.int64).reshape(-1, 4).T

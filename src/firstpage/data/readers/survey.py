@@ -20,17 +20,17 @@ PUBLISHED = {
 }
 
 
-def survey(catalog: Catalog) -> list[str]:
+def find_faults(catalog: Catalog) -> list[str]:
     r"""Faults of a catalog, one line each: files missing or not read, empty classes, unusual counts.
 
     Example:
         >>> catalog = Catalog("x", Path("nowhere"), ["wren/1.jpg"], np.array([0]), ["wren", "auk"], {})
-        >>> print(*survey(catalog), sep="\n")
+        >>> print(*find_faults(catalog), sep="\n")
         x: 1 of 1 images are not on disk, the first is 'wren/1.jpg'; their rows stay, and cannot be decoded
         x: 1 of 2 classes have no image, the first is 'auk'
     """
-    faults = unread(catalog.unread)
-    missing = missing_rows(catalog.root, catalog.paths)
+    faults = unread_notes(catalog.unread)
+    missing = find_missing_rows(catalog.root, catalog.paths)
     if missing:
         faults.append(
             f"{len(missing):,} of {len(catalog):,} images are not on disk, the first is "
@@ -49,11 +49,11 @@ def survey(catalog: Catalog) -> list[str]:
     return [f"{catalog.name}: {fault}" for fault in faults]
 
 
-def unread(counts: Mapping[str, int]) -> list[str]:
+def unread_notes(counts: Mapping[str, int]) -> list[str]:
     """What is said of files of kinds that are not read, one line a kind.
 
     Example:
-        >>> unread({".heic": 12})
+        >>> unread_notes({".heic": 12})
         ['12 .heic files are not read: convert them to JPEG or PNG']
     """
     return [
@@ -62,14 +62,14 @@ def unread(counts: Mapping[str, int]) -> list[str]:
     ]
 
 
-def missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
+def find_missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
     """Rows whose file is not there, found by listing each folder once instead of asking for each file.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:
         ...     Path(root, "1.jpg").touch()
-        ...     missing_rows(Path(root), ["1.jpg", "2.jpg", "wren/1.jpg"])
+        ...     find_missing_rows(Path(root), ["1.jpg", "2.jpg", "wren/1.jpg"])
         [1, 2]
     """
     rows_in: defaultdict[str, list[int]] = defaultdict(list)

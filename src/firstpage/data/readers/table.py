@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import csv_rows, number, rows_by_name, split_name
+from firstpage.data.readers.layout import encode_names, normalize_split, read_csv_rows, rows_by_name
 from firstpage.errors import UserError
 
 CORNERS = ("x0", "y0", "x1", "y1")
 NOTHING = (None, "")
 
 
-def csv(path: Path, *, root: str | Path | None = None) -> Catalog:
+def read_csv(path: Path, *, root: str | Path | None = None) -> Catalog:
     r"""Reads a csv file (also with semicolons or tabs) whose header names `path` and `label`.
 
     Further columns that are read: `split`; a box as `x0`, `y0`, `x1`, `y1` or as one `box` of four numbers;
@@ -40,16 +40,16 @@ def csv(path: Path, *, root: str | Path | None = None) -> Catalog:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder, "birds.csv")
         ...     _ = file.write_text("path,label,split,box\n1.jpg,wren,train,0 0 20 10\n2.jpg,auk,test,\n")
-        ...     catalog = csv(file)
+        ...     catalog = read_csv(file)
         >>> catalog.classes, catalog.labels.tolist(), catalog.boxes.tolist()
         (['auk', 'wren'], [1, 0], [[0.0, 0.0, 20.0, 10.0], [nan, nan, nan, nan]])
     """
-    rows = csv_rows(path)
+    rows = read_csv_rows(path)
     _, header = next(rows, (0, []))
     return _catalog("csv", path, root, header, rows)
 
 
-def parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
+def read_parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
     """Reads a parquet file with the columns of `csv`; a `box` may be a list. Needs pyarrow.
 
     Args:
@@ -65,7 +65,7 @@ def parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder, "birds.parquet")
         ...     pyarrow.parquet.write_table(pyarrow.table({"path": ["1.jpg"], "label": ["wren"]}), file)
-        ...     parquet(file).classes
+        ...     read_parquet(file).classes
         ['wren']
     """
     try:
@@ -116,7 +116,9 @@ def _catalog(
             # intern: a name that stands in many rows is kept once
             labels.append(intern(_filled(row[label_at], "label").strip()))
             if split_at is not None:
-                splits.append(intern("" if row[split_at] is None else split_name(str(row[split_at]).strip())))
+                splits.append(
+                    intern("" if row[split_at] is None else normalize_split(str(row[split_at]).strip()))
+                )
             if group_at is not None:
                 groups.append(intern(_filled(row[group_at], "group").strip()))
             if cornered:
@@ -127,8 +129,8 @@ def _catalog(
             raise UserError(f"{file}: row {row_number}: {error}") from None
     if not paths:
         raise UserError(f"{file}: has no rows below its header")
-    codes, classes = number(labels)
-    group_codes, group_names = number(groups)
+    codes, classes = encode_names(labels)
+    group_codes, group_names = encode_names(groups)
     return Catalog(
         kind,
         file.parent if root is None else Path(root),

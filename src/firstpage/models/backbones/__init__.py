@@ -15,7 +15,7 @@ import inspect
 import os
 from collections.abc import Callable
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from firstpage.models.backbones.batch_norm import freeze_batch_norm
@@ -117,12 +117,12 @@ def _find(name: str, options: dict[str, object]) -> tuple[Callable[..., Backbone
     """What builds `name`, once it is known to take `options`."""
     if name not in _NETWORKS:
         raise UserError(
-            f"backbone {name!r}: no such name; {meant(name, _NETWORKS)}backbones.names() lists all"
+            f"backbone {name!r}: no such name; {suggest(name, _NETWORKS)}backbones.names() lists all"
         )
     build, settings = _NETWORKS[name]
     known = [key for key in inspect.signature(build).parameters if key not in {*settings, "checkpointing"}]
     for key in options:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise UserError(f"backbone {name!r}: no option {key!r}; {meant(key, known)}{takes}")
+            raise UserError(f"backbone {name!r}: no option {key!r}; {suggest(key, known)}{takes}")
     return build, settings

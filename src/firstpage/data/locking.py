@@ -1,0 +1,50 @@
+"""Locks between processes, for files that only one of them may write at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout, UnixFileLock
+from rich.console import Console
+
+__all__ = ["exclusive"]
+
+
+@contextmanager
+def exclusive(target: Path, message: str = "") -> Iterator[None]:
+    """Hold the lock of a file or folder, waiting for any other process that holds it.
+
+    The lock is a file `TARGET.lock` beside the target, which therefore can be renamed. The operating system
+    releases it when this process dies, however it dies. The lock file is removed by whoever releases it; a
+    killed process leaves it behind, and the next one that takes the lock removes it.
+
+    Args:
+        target: The file or folder to protect, in an existing folder.
+        message: Printed to standard error if another process holds the lock.
+
+    Raises:
+        OSError: The folder cannot be written, or its file system supports no locks.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with exclusive(Path(folder, "store")):
+    ...         print(os.listdir(folder))
+    ...     os.listdir(folder)
+    ['store.lock']
+    []
+    """
+    lock = FileLock(target.with_name(f"{target.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        if message:
+            Console(stderr=True).print(message)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        if isinstance(lock, UnixFileLock):  # other kinds of lock remove their file themselves
+            # Before the release: a process that locked the removed file notices, and locks a new one.
+            with suppress(OSError):
+                Path(lock.lock_file).unlink()
+        lock.release()
