@@ -1,10 +1,11 @@
 """Locks between processes, for files that only one of them may write at a time."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout, UnixFileLock
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 __all__ = ["exclusive"]
@@ -25,7 +26,7 @@ def exclusive(target: Path, message: str = "") -> Iterator[None]:
     Raises:
         OSError: The folder cannot be written, or its file system supports no locks.
 
-    >>> import os, tempfile
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with exclusive(Path(folder, "store")):
     ...         print(os.listdir(folder))
@@ -33,7 +34,9 @@ def exclusive(target: Path, message: str = "") -> Iterator[None]:
     ['store.lock']
     []
     """
-    lock = FileLock(target.with_name(f"{target.name}.lock"))
+    file = target.with_name(f"{target.name}.lock")
+    posix = os.name == "posix"
+    lock = FileLock(file, preserve_lock_file=posix)  # on Windows it can only remove its file itself
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -43,8 +46,8 @@ def exclusive(target: Path, message: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(lock, UnixFileLock):  # other kinds of lock remove their file themselves
-            # Before the release: a process that locked the removed file notices, and locks a new one.
+        if posix:
+            # Before the release: a process that has opened the removed file notices, and opens a new one.
             with suppress(OSError):
-                Path(lock.lock_file).unlink()
+                file.unlink()
         lock.release()
