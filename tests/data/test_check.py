@@ -189,7 +189,7 @@ def test_flat_images_are_alike_only_byte_by_byte(tmp_path):
     assert len(report.flat) == 12
     assert report.near_duplicates == []
     assert groups(report.two_labels) == [["a/25.png", "b/same.png"]]
-    assert "12 images of one flat color" in report.text()
+    assert "12 images without contrast" in report.text()
 
 
 def test_two_labels_and_two_splits(tmp_path):
@@ -213,9 +213,9 @@ def test_two_labels_and_two_splits(tmp_path):
     assert report.two_splits[0].splits == [["train"], ["test"]]
     text = report.text()
     assert text.startswith(
-        "2 images under two labels\n  train/auk/wren.png [auk, train] = train/wren/1.png [wren,"
+        "2 images with two labels\n  train/auk/wren.png [auk, train] = train/wren/1.png [wren,"
     )
-    assert text.endswith("NOT OK: 2 images under two labels, 2 images in two splits (leakage)")
+    assert text.endswith("NOT OK: 2 images with two labels, 2 images in two splits (leakage)")
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ def test_counts_and_json(tmp_path):
     report = checked(tmp_path)
     found = json.loads(report.json())
     refusal = (
-        "data: the test searches images of 1 class: nothing could be found wrongly: "
-        "give it at least two classes"
+        "data: the test searches images of 1 class, so that every result is correct; "
+        "use at least two test classes"
     )
     assert found == {
         "ok": False,
@@ -401,12 +401,12 @@ def test_counts_and_json(tmp_path):
         "warnings": [],
     }
     assert report.text() == (
-        f"training would refuse it\n  {refusal}\n"
+        f"training would fail\n  {refusal}\n"
         f"folder in {tmp_path}: 4 images, 2 classes\n"
         "  train: 3 images, 1 class\n  test: 1 image, 1 class\n"
-        "  images a class: min 1, median 2, max 3; 1 class of one image\n"
+        "  images per class: min 1, median 2, max 3; 1 class of one image\n"
         "  width: min 50, median 85, max 300\n  height: min 60, median 75, max 200\n"
-        "  formats: JPEG 1, PNG 3\nNOT OK: training would refuse it"
+        "  formats: JPEG 1, PNG 3\nNOT OK: training would fail"
     )
 
 
@@ -428,17 +428,17 @@ def classes_of(root, splits, images=2, classes=2):
     [
         (["train", "test"], {}, ""),
         ([""], {"classes": 10}, ""),
-        ([""], {"classes": 1}, "of 1 class none can be kept for a test: give at least four"),
-        ([""], {"classes": 3}, "of 3 classes none can be kept for a test: give at least four"),
+        ([""], {"classes": 1}, "1 class cannot be split into train and test; use at least four"),
+        ([""], {"classes": 3}, "3 classes cannot be split into train and test; use at least four"),
         ([""], {"classes": 4}, ""),
-        ([""], {"classes": 10, "images": 1}, "no test image has another one of its class to find"),
-        (["train", "test"], {"images": 1}, "no test image has another one of its class to find"),
+        ([""], {"classes": 10, "images": 1}, "no test image has another image of its class to find"),
+        (["train", "test"], {"images": 1}, "no test image has another image of its class to find"),
         (["trian", "test"], {}, "'table' has no train split; it has test, trian"),
         (["train", "tset"], {}, "'table' has no test split"),
         (["test"], {}, ""),  # as LFW
         (["gallery", "query"], {}, ""),
         (["train"], {"classes": 10}, ""),  # as CASIA
-        (["train"], {"classes": 2}, "split_classes(folds=5): must lie in 2..2"),
+        (["train"], {"classes": 2}, "split_classes(folds=5): must be in 2..2"),
     ],
 )
 def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
@@ -449,7 +449,7 @@ def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
 
 def test_images_of_which_training_can_read_none():
     catalog = Catalog("x", Path(), list("abcd"), np.arange(4) // 2, ["a", "b"], {"train": np.arange(4)})
-    with pytest.raises(ValueError, match="none of its 4 train images can be read: run firstpage data check"):
+    with pytest.raises(ValueError, match="none of its 4 train images can be read; run firstpage data check"):
         split_catalog(catalog, np.zeros(4, bool), TrainSettings())
 
 
@@ -460,9 +460,9 @@ def test_kinds_that_are_not_read_are_a_fault(tmp_path):
     assert checked(tmp_path).ok
     (tmp_path / "0/2.heic").touch()
     report = checked(tmp_path)
-    told = "1 .heic files are not read: convert them to JPEG or PNG"
-    assert report.text().startswith(f"1 file of kinds that are not read\n  {told}\nfolder in")
-    assert report.text().endswith("\nNOT OK: 1 file of kinds that are not read")
+    told = "1 .heic files are not supported; convert them to JPEG or PNG"
+    assert report.text().startswith(f"1 file of unsupported formats\n  {told}\nfolder in")
+    assert report.text().endswith("\nNOT OK: 1 file of unsupported formats")
     assert json.loads(report.json())["unread"] == {".heic": 1}
     assert not report.ok
 
@@ -494,7 +494,7 @@ def test_the_command(tmp_path, capsys):
         assert end.value.code == 1  # it found a fault
         return capsys.readouterr().out
 
-    assert run().startswith("1 image under two labels\n  auk/1.png [auk] = wren/1.png [wren]\n")
+    assert run().startswith("1 image with two labels\n  auk/1.png [auk] = wren/1.png [wren]\n")
     assert not figure.exists()
     found = json.loads(run("--json", "--figure", str(figure)))
     assert found["two_labels"] == [

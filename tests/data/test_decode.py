@@ -254,7 +254,7 @@ def test_a_box_is_in_pixels_of_the_file_and_clipped_to_it(tmp_path):
         np.asarray(decode_image(turned, box=(4, 5, 20, 15))), np.rot90(pixels[5:15, 4:20], -1)
     )
     for box in [(50, 0, 60, 9), (9, 9, 9, 12), (float("nan"),) * 4]:
-        with pytest.raises(Unreadable, match="holds no pixel of 40 × 30"):
+        with pytest.raises(Unreadable, match="contains no pixel of 40 × 30"):
             decode_image(plain, box=box)
 
 

@@ -35,7 +35,7 @@ def scripts():
 
 def faces():
     fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    return {face: module._face(fonts / f"{face}.ttf") for face in module._FACES}
+    return {face: module._load_face(fonts / f"{face}.ttf") for face in module._FACES}
 
 
 def test_is_large_and_class_disjoint_by_script(one):
@@ -138,10 +138,10 @@ def test_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
 
 
 def test_refuses_a_folder_of_other_things_or_settings(one, tmp_path):
-    with pytest.raises(ValueError, match=r"it holds .*'images': 1.*; use another folder"):
+    with pytest.raises(ValueError, match=r"it contains .*'images': 1.*; use another folder"):
         draw_glyphs(one.root, images=2)
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="it holds other files; use a new or empty folder"):
+    with pytest.raises(ValueError, match="it contains other files; use a new or empty folder"):
         draw_glyphs(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(ValueError, match=r"images=0\): images must be at least 1"):

@@ -566,12 +566,12 @@ def test_batches(images, tmp_path):
     assert store.pixels[3].any()
     assert store.batch([]).shape == (0, 8, 8, 3)
     for mask in (store.ok, store.ok.tolist(), torch.from_numpy(store.ok)):
-        with pytest.raises(IndexError, match=r"a mask of True and False; give np.flatnonzero\(mask\)"):
+        with pytest.raises(IndexError, match=r"rows is a boolean mask; use np.flatnonzero\(mask\)"):
             store.batch(mask)
     with pytest.raises(IndexError, match=r"row -1 is outside 0…5"):
         store.batch([0, -1])
     with pytest.raises(
-        ValueError, match=r"rows \[5\] are unreadable \(5: Truncated File Read\); leave them out"
+        ValueError, match=r"rows \[5\] are unreadable \(5: Truncated File Read\); select rows with store.ok"
     ):
         store.batch([0, 5])
     assert [len(batch) for batch in store.batches([[0], [1, 2]])] == [1, 2]
@@ -629,7 +629,7 @@ def test_a_stream_names_the_image_it_cannot_read(images):
 def test_arguments(images, tmp_path):
     for settings, message in [
         ({"size": 0}, "size=0: must be at least 1"),
-        ({"resize": "crop"}, "resize='crop': choose one of squash, shorter, pad"),
+        ({"resize": "crop"}, "resize='crop': must be one of squash, shorter, pad"),
         ({"margin": -0.1}, "margin=-0.1: must be at least 0"),
         ({"workers": -2}, "workers=-2: must be at least 0"),
     ]:
@@ -640,8 +640,8 @@ def test_arguments(images, tmp_path):
     store = built(images, tmp_path / "stores")
     about = json.loads((store.path / "store.json").read_text())
     (store.path / "store.json").write_text(json.dumps(about | {"version": 0}))
-    with pytest.raises(ValueError, match="is of version 0, not 1; build it again"):
+    with pytest.raises(ValueError, match="store version 0, expected 1; build it again"):
         PixelStore(store.path)
     shutil.rmtree(store.path)
-    with pytest.raises(FileNotFoundError, match="is no pixel store"):
+    with pytest.raises(FileNotFoundError, match=r"not a pixel store; make one with PixelStore\.build"):
         PixelStore(store.path)

@@ -1,4 +1,4 @@
-"""Readers: one a dataset, each for the layout in which it is distributed."""
+"""Readers of datasets, each in the layout in which it is distributed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from firstpage.data.readers.inshop import read_inshop
 from firstpage.data.readers.layout import MARKERS, find_root, require_root
 from firstpage.data.readers.lfw import read_lfw
 from firstpage.data.readers.sop import read_sop
-from firstpage.data.readers.survey import find_faults
+from firstpage.data.readers.survey import find_problems
 from firstpage.data.readers.table import read_csv, read_parquet
 from firstpage.errors import UserError
 
@@ -51,11 +51,10 @@ _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parque
 
 
 def kinds() -> list[str]:
-    """The kinds of dataset that `read` knows.
+    """Return the kinds of dataset that `read` knows.
 
-    Example:
-        >>> kinds()
-        ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
+    >>> kinds()
+    ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
     """
     return list(_READERS)
 
@@ -67,53 +66,54 @@ def read(
     unlabeled: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Catalog:
-    """Reads a dataset, in the layout it is distributed in.
+    """Read a dataset in the layout in which it is distributed.
 
-    What is wrong with it but can be worked with (missing files, empty classes, counts that differ from the
-    published ones) is warned of, and kept in `warnings` of the catalog. Rows of missing files stay.
+    Minor problems (missing files, empty classes, counts that differ from the published ones) are warnings,
+    which are also stored in the catalog. Missing files keep their rows.
 
     Args:
-        path: A folder or a table; "glyphs" is the set that comes with the package.
-        kind: One of `kinds()`; found from what the folder holds, if not given.
-        unlabeled: Also take a folder of images without class folders, as one class named after it.
-        options: Passed to the reader: `root` for csv and parquet, those of `glyphs`.
+        path: A folder or a table, or "glyphs" for the built-in dataset.
+        kind: One of `kinds()`. By default it is recognized by the contents of the folder.
+        unlabeled: Accept a folder of images without class folders, as one class named after the folder.
+        options: Passed to the reader: `root` for csv and parquet, the options of `draw_glyphs` for glyphs.
 
     Raises:
-        FileNotFoundError: There is nothing, or not that kind of dataset.
-        UserError: The kind is unknown or cannot be told, or an annotation cannot be read.
+        FileNotFoundError: The path does not exist, or is not this kind of dataset.
+        UserError: The kind is unknown or ambiguous, or an annotation cannot be read.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     for name in ("wren", "auk"):
-        ...         Path(root, name).mkdir()
-        ...         Path(root, name, "1.jpg").touch()
-        ...     print(read(root).summary())
-        folder: 2 images, 2 classes
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("wren", "auk"):
+    ...         Path(root, name).mkdir()
+    ...         Path(root, name, "1.jpg").touch()
+    ...     print(read(root).summary())
+    folder: 2 images, 2 classes
     """
     if path == "glyphs" and kind in (None, "glyphs"):
         return _read_glyphs(None, **options)
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")
-    kind = kind or _kind_of(path)
+    kind = kind or _recognize_kind(path)
     if kind not in _READERS:
         raise UserError(f"read({str(path)!r}, kind={kind!r}): must be one of {', '.join(kinds())}")
     if unlabeled and kind == "folder":
         options["unlabeled"] = True
     catalog = _READERS[kind](path, **options)
-    catalog = replace(catalog, warnings=catalog.warnings + find_faults(catalog))
+    catalog = replace(catalog, warnings=catalog.warnings + find_problems(catalog))
     for warning in catalog.warnings:
         warnings.warn(warning, stacklevel=2)
     return catalog
 
 
-def _kind_of(path: Path) -> str:
+def _recognize_kind(path: Path) -> str:
     if not path.is_dir():
         if path.suffix.lower() not in _SUFFIXES:
-            raise UserError(f"read({str(path)!r}): neither a folder nor a table; extract it, or give kind=")
+            raise UserError(f"read({str(path)!r}): neither a folder nor a table; extract it, or set kind=")
         return _SUFFIXES[path.suffix.lower()]
     kinds = [kind for kind in MARKERS if find_root(path, kind)]
     if len(kinds) > 1:
-        raise UserError(f"read({str(path)!r}): holds {' and '.join(kinds)}; give the folder of one, or kind=")
+        raise UserError(
+            f"read({str(path)!r}): contains {' and '.join(kinds)}; give the folder of one, or set kind="
+        )
     return kinds[0] if kinds else "folder"

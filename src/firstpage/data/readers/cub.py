@@ -12,7 +12,7 @@ from firstpage.errors import UserError
 
 
 def read_cub(path: Path) -> Catalog:
-    """Reads CUB_200_2011/ as distributed; the first 100 classes train, the others test.
+    """Read CUB-200-2011. The first 100 classes are for training, the others for testing.
 
         CUB_200_2011/images.txt  image_class_labels.txt  classes.txt  bounding_boxes.txt
         CUB_200_2011/images/001.Black_footed_Albatross/....jpg
@@ -21,21 +21,20 @@ def read_cub(path: Path) -> Catalog:
         path: CUB_200_2011 or its parent.
 
     Raises:
-        FileNotFoundError: It is not there, or one of its tables is not.
-        UserError: The tables do not fit together.
+        FileNotFoundError: The dataset or one of its tables is missing.
+        UserError: The tables contradict each other.
 
-    Example:
-        >>> import tempfile
-        >>> tables = {
-        ...     "images.txt": "1 001.Auk/a.jpg", "image_class_labels.txt": "1 1", "classes.txt": "1 001.Auk",
-        ...     "bounding_boxes.txt": "1 60.0 27.0 325.0 304.0",
-        ... }
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     for name, text in tables.items():
-        ...         _ = Path(root, name).write_text(text)
-        ...     catalog = read_cub(Path(root))
-        >>> catalog.paths, catalog.boxes.tolist()
-        (['images/001.Auk/a.jpg'], [[60.0, 27.0, 385.0, 331.0]])
+    >>> import tempfile
+    >>> tables = {
+    ...     "images.txt": "1 001.Auk/a.jpg", "image_class_labels.txt": "1 1", "classes.txt": "1 001.Auk",
+    ...     "bounding_boxes.txt": "1 60.0 27.0 325.0 304.0",
+    ... }
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name, text in tables.items():
+    ...         _ = Path(root, name).write_text(text)
+    ...     catalog = read_cub(Path(root))
+    >>> catalog.paths, catalog.boxes.tolist()
+    (['images/001.Auk/a.jpg'], [[60.0, 27.0, 385.0, 331.0]])
     """
     root = require_root(path, "cub")
     images, names = read_columns(root / "images.txt", 2)
@@ -46,8 +45,8 @@ def read_cub(path: Path) -> Catalog:
     try:
         labels = np.array([label_of[class_of[image]] for image in images])
         boxes = np.array([box_of[image] for image in images], np.float32)  # x, y, width, height
-    except KeyError as absent:
-        raise UserError(f"{root}: image or class {absent} is in one table and not in another") from None
+    except KeyError as missing:
+        raise UserError(f"{root}: image or class {missing} is in one table but not in another") from None
     except ValueError as error:
         raise UserError(f"{root / 'bounding_boxes.txt'}: {error}") from None
     boxes[:, 2:] += boxes[:, :2]

@@ -14,28 +14,27 @@ SPLITS = ("train", "query", "gallery")
 
 
 def read_inshop(path: Path) -> Catalog:
-    r"""Reads In-Shop with its train, query and gallery splits; a class is an item of clothing.
+    r"""Read In-Shop, with its train, query and gallery splits. A class is an item of clothing.
 
         Eval/list_eval_partition.txt  (a count, a header, then image_name item_id evaluation_status)
         Img/img/WOMEN/Dresses/id_00000002/02_1_front.jpg, also without Img/, or with Img/ for img/
 
     Args:
-        path: The folder that holds Eval/, or its parent.
+        path: The folder that contains Eval/, or its parent.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: The dataset is missing.
         UserError: A row has too few fields or an unknown status.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     _ = Path(root, "list_eval_partition.txt").write_text(
-        ...         "2\nimage_name item_id evaluation_status\n"
-        ...         "img/a/1.jpg id_1 query\nimg/a/2.jpg id_1 gallery\n"
-        ...     )
-        ...     catalog = read_inshop(Path(root))
-        >>> catalog.classes, {name: rows.tolist() for name, rows in catalog.splits.items()}
-        (['id_1'], {'train': [], 'query': [0], 'gallery': [1]})
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "list_eval_partition.txt").write_text(
+    ...         "2\nimage_name item_id evaluation_status\n"
+    ...         "img/a/1.jpg id_1 query\nimg/a/2.jpg id_1 gallery\n"
+    ...     )
+    ...     catalog = read_inshop(Path(root))
+    >>> catalog.classes, {name: rows.tolist() for name, rows in catalog.splits.items()}
+    (['id_1'], {'train': [], 'query': [0], 'gallery': [1]})
     """
     root = require_root(path, "inshop")
     file = root / "Eval/list_eval_partition.txt"
@@ -61,5 +60,5 @@ def read_inshop(path: Path) -> Catalog:
 
 
 def _prefix(root: Path) -> str:
-    """Where the images lie depends on where img.zip was opened."""
+    """Return the folder of the images, which depends on where img.zip was extracted."""
     return next((folder for folder in ("Img/img/", "img/", "Img/") if (root / folder).is_dir()), "img/")
