@@ -43,7 +43,7 @@ def birds(tmp_path):
 def test_get_prints_what_was_done(capsys, tmp_path):
     code, out, err = run(capsys, "data", "get", "casia", str(tmp_path))
     assert (code, err) == (0, "")
-    assert out.startswith("casia: its publisher gives it out at http")
+    assert out.startswith("casia: its publisher offers it at http")
 
 
 def test_check_as_text_or_json_with_a_figure(capsys, tmp_path, birds):
@@ -179,5 +179,5 @@ def test_runs_as_a_module():
         [sys.executable, "-m", "firstpage", "data", "get", "nabirds", "birds"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("firstpage: get('nabirds')")
+    assert done.stderr.startswith("firstpage: dataset 'nabirds'")
     assert done.stderr.count("\n") == 1

@@ -46,7 +46,7 @@ def save(image, file, **options):
     image.save(file, **options)
 
 
-def encoded(image, kind, **options):
+def encode_picture(image, kind, **options):
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
@@ -117,13 +117,13 @@ def test_links_of_many_copies_are_few():
 
 
 CHANGES = {
-    "compressed": lambda image: Image.open(io.BytesIO(encoded(image, "JPEG", quality=25))),
+    "compressed": lambda image: Image.open(io.BytesIO(encode_picture(image, "JPEG", quality=25))),
     "halved": lambda image: image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS),
     "enlarged": lambda image: image.resize((3 * image.width, 3 * image.height)),
     "squashed": lambda image: image.resize((image.width, image.width)),
     "brightened": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
     "darkened": lambda image: ImageEnhance.Brightness(image).enhance(0.85),
-    "as webp": lambda image: Image.open(io.BytesIO(encoded(image, "WEBP", quality=50))).convert("RGB"),
+    "as webp": lambda image: Image.open(io.BytesIO(encode_picture(image, "WEBP", quality=50))).convert("RGB"),
 }
 
 
@@ -260,7 +260,7 @@ def png_header(width, height):
 def bombs():
     """Small files whose headers claim 50,000 × 50,000 pixels or more."""
     side = 50_000
-    jpeg = bytearray(encoded(photo(0), "JPEG"))
+    jpeg = bytearray(encode_picture(photo(0), "JPEG"))
     frame = jpeg.index(b"\xff\xc0") + 5
     jpeg[frame : frame + 4] = struct.pack(">HH", side, side)
     bmp = (
@@ -295,7 +295,7 @@ def bombs():
 def broken_files(folder):
     """Writes 200 broken files of all kinds; returns their names."""
     folder.mkdir(parents=True)
-    sound = {kind: encoded(photo(1), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
+    sound = {kind: encode_picture(photo(1), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
     files = {f"bomb.{suffix}": data for suffix, data in bombs().items()}
     files |= {f"zero {index}.jpg": b"" for index in range(10)}
     files |= {f"text {index}.png": b"<html>404 not found</html>" * (index + 1) for index in range(10)}

@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from firstpage.data.decode import NO_MEMORY, Unreadable, decode_image
 from firstpage.data.framing import fingerprint_files
-from support.broken import FORMATS, encoded, make_broken, ordinary_user, picture
+from support.broken import FORMATS, encode_picture, make_broken, ordinary_user, picture
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cut_file_is_unreadable_or_loses_no_pixel(tmp_path, name):
     format, options = FORMATS[name]
-    whole = encoded(format, **options)
+    whole = encode_picture(format, **options)
     expected = decode_image(write(tmp_path, name, whole)).tobytes()
     unreadable = 0
     ends = range(len(whole) // 50, len(whole), max(1, len(whole) // 150))
@@ -103,7 +103,7 @@ def test_a_cut_file_is_unreadable_or_loses_no_pixel(tmp_path, name):
 def test_a_cut_jpeg_is_unreadable_even_where_a_library_told_pillow_to_accept_it(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(Unreadable, match="truncated"):
-        decode_image(write(tmp_path, "a.jpg", encoded("JPEG")[:-200]))
+        decode_image(write(tmp_path, "a.jpg", encode_picture("JPEG")[:-200]))
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 

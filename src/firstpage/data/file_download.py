@@ -32,7 +32,7 @@ def download_file(
     attempts: int = 5,
     progress: bool = True,
 ) -> str:
-    """Download a file, unless it is there already, and return its sha256.
+    """Download a file, unless it exists already, and return its sha256.
 
     An interrupted download resumes where it stopped, in this call or in a later one. If another process is
     downloading the same file, this one waits for it.

@@ -68,7 +68,7 @@ def near_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     [[0, 2], [2, 3]]
     """
     quarters = hashes[:, None].view(np.uint16)
-    found = [np.empty(0, np.int64)]
+    codes = [np.empty(0, np.int64)]
     for quarter in quarters.T:
         order = np.argsort(quarter, kind="stable")
         starts = np.concatenate([[0], np.bincount(quarter, minlength=2**16).cumsum()])
@@ -83,8 +83,8 @@ def near_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
                 right = order[first[left] + step]
                 left, right = left[left < right], right[left < right]
                 near = _ONES[quarters[left] ^ quarters[right]].sum(1) <= MAX_DISTANCE
-                found.append(left[near] * len(hashes) + right[near])
-    pairs = np.unique(np.concatenate(found))
+                codes.append(left[near] * len(hashes) + right[near])
+    pairs = np.unique(np.concatenate(codes))
     return np.stack([pairs // max(len(hashes), 1), pairs % max(len(hashes), 1)], 1)
 
 
