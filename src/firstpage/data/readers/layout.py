@@ -32,12 +32,12 @@ MARKERS: dict[str, tuple[str, ...]] = {
 
 # Files are listed by their names; only the decoder knows whether they can be read.
 IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()
+    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
 )
 
 # Formats that the decoder does not support; such files are counted and reported.
 UNREAD_SUFFIXES = frozenset(
-    ".heic .heif .svg .psd .jxl .jp2 .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()
+    ".heic .heif .svg .psd .jxl .jp2 .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
 )
 
 SPLITS = ("train", "val", "test", "query", "gallery")
