@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from firstpage.data.glyphs import glyphs
+from firstpage.data.glyphs import draw_glyphs
 
 
 def main() -> None:
     """Draw it into a folder that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        catalog = glyphs(Path(folder) / "glyphs")
+        catalog = draw_glyphs(Path(folder) / "glyphs")
         drawn = time.perf_counter() - begin
         begin = time.perf_counter()
-        glyphs(Path(folder) / "glyphs")
+        draw_glyphs(Path(folder) / "glyphs")
         read = time.perf_counter() - begin
         size = sum(catalog.path(row).stat().st_size for row in range(len(catalog)))
         print(

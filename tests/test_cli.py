@@ -43,7 +43,7 @@ def birds(tmp_path):
 def test_get_prints_what_was_done(capsys, tmp_path):
     code, out, err = run(capsys, "data", "get", "casia", str(tmp_path))
     assert (code, err) == (0, "")
-    assert out.startswith("casia: its publisher gives it out at http")
+    assert out.startswith("casia: its publisher offers it at http")
 
 
 def test_check_as_text_or_json_with_a_figure(capsys, tmp_path, birds):
@@ -75,7 +75,7 @@ def test_embed_takes_images_without_labels_and_training_does_not(capsys, tmp_pat
         assert file["classes"].tolist() == ["auk"]
     code, _, err = run(capsys, "train", "--data", str(birds / "auk"), "--out", str(tmp_path / "run"))
     assert code == 2
-    assert "2 images lie outside class folders: move them to auk/<class>/<image>.jpg\n" in err
+    assert "2 images are outside class folders; move them to auk/<class>/<image>.jpg\n" in err
 
 
 def test_check_tells_warnings_once_in_its_report(capsys, birds):
@@ -96,7 +96,7 @@ def test_warnings_are_one_line_and_told_once(capsys, monkeypatch):
             warnings.warn_explicit("of another", UserWarning, "elsewhere.py", 1, registry=line)
         return "got"
 
-    monkeypatch.setattr("firstpage.data.download.get", get)
+    monkeypatch.setattr("firstpage.data.download.download_dataset", get)
     with pytest.warns(UserWarning, match="of another") as others:
         code, out, err = run(capsys, "data", "get", "cub", "birds")
     assert (code, out, err) == (0, "got\n", "firstpage: warning: cub has a fault\n")
@@ -118,7 +118,7 @@ def test_errors_of_the_system_come_with_a_remedy(capsys, tmp_path, birds, monkey
     def refuse(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a place")
 
-    monkeypatch.setattr("firstpage.data.download.get", refuse)
+    monkeypatch.setattr("firstpage.data.download.download_dataset", refuse)
     code, _, err = run(capsys, "data", "get", "cub", "birds")
     assert (code, err) == (2, "firstpage: a place: permission denied: choose another path\n")
 
@@ -131,7 +131,7 @@ def test_words_of_our_own_stay(capsys, monkeypatch, error):
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("firstpage.data.download.get", refuse)
+    monkeypatch.setattr("firstpage.data.download.download_dataset", refuse)
     assert run(capsys, "data", "get", "cub", "birds") == (2, "", f"firstpage: {error}\n")
 
 
@@ -149,7 +149,7 @@ def test_errors_are_one_line_and_code_2(capsys):
     assert (code, out, err) == (2, "", "firstpage: read('nowhere'): no such file or folder\n")
     code, out, err = run(capsys, "data", "get", "nabirds", "birds")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("firstpage: get('nabirds'): no such dataset; use one of glyphs, cub")
+    assert err.startswith("firstpage: dataset 'nabirds': no such name; the names are glyphs, cub")
 
 
 def test_version_and_help(capsys):
@@ -179,5 +179,5 @@ def test_runs_as_a_module():
         [sys.executable, "-m", "firstpage", "data", "get", "nabirds", "birds"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("firstpage: get('nabirds')")
+    assert done.stderr.startswith("firstpage: dataset 'nabirds'")
     assert done.stderr.count("\n") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 
 
@@ -45,6 +45,6 @@ def import_object(name: str, what: str) -> object:
         ) from error
     if not hasattr(module, attribute):
         public = [known for known in dir(module) if not known.startswith("_")]
-        hint = meant(attribute, public) or "correct the name after the colon"
+        hint = suggest(attribute, public) or "correct the name after the colon"
         raise UserError(f"{setting}: module {module_name} has no {attribute!r}; {hint.strip()}")
     return getattr(module, attribute)

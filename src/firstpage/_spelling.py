@@ -1,4 +1,4 @@
-"""What somebody may have meant by a name that is not there."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import difflib
 from collections.abc import Iterable
 
 
-def meant(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """`did you mean 'x'? ` for the known name nearest to `name`, or nothing if none is near.
+def suggest(name: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return "did you mean 'x'? " for the known name closest to `name`, or "" if none is close.
 
-    >>> meant("marginn", ["margin", "k"]), meant("zzz", ["margin", "k"])
+    Args:
+        name: The unknown name.
+        known: The names to choose from.
+        prefix: Text to put in front of the suggested name.
+
+    >>> suggest("marginn", ["margin", "k"]), suggest("zzz", ["margin", "k"])
     ("did you mean 'margin'? ", '')
     """
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {prefix + near[0]!r}? " if near else ""
+    matches = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {prefix + matches[0]!r}? " if matches else ""

@@ -50,9 +50,9 @@ def _get(
     path: Annotated[Path, typer.Argument(help="Folder to download to.")],
 ) -> None:
     """Download a dataset, or print where its publisher offers it."""
-    from firstpage.data.download import get
+    from firstpage.data.download import download_dataset
 
-    typer.echo(get(name, path))
+    typer.echo(download_dataset(name, path))
 
 
 @data.command("check")
@@ -63,14 +63,14 @@ def _check(
 ) -> None:
     """Count a dataset; find broken files, duplicates, leaks and what training would refuse (exit code 1)."""
     from firstpage.data import read
-    from firstpage.data.check import check
+    from firstpage.data.check import check_dataset
 
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has them
         catalog = read(path)
-    report = check(catalog)
+    report = check_dataset(catalog)
     typer.echo(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)

@@ -258,7 +258,7 @@ def test_flip_alone_around_the_center():
     ("arguments", "message"),
     [
         ({"size": 0}, r"Augment\(size=0\)"),
-        ({"crop": "middle"}, r"crop='middle'\): use center, random or resized"),
+        ({"crop": "middle"}, r"crop='middle'\): must be center, random or resized"),
         ({"scale": (0.5, 0.2)}, "scale="),
         ({"scale": (0.5, 1.2)}, "scale="),
         ({"ratio": (0.0, 1.0)}, "ratio="),

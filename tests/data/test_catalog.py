@@ -100,7 +100,7 @@ def test_split_classes_parts_classes_and_covers_rows(labels, seed, count):
     catalog = catalog_of(labels)
     there = set(labels)
     if count >= len(there):
-        with pytest.raises(ValueError, match="to either side"):
+        with pytest.raises(ValueError, match="needs at least two" if len(there) < 2 else "on each side"):
             catalog.split_classes(count, seed=seed)
         return
     splits = catalog.split_classes(count, seed=seed).splits
@@ -114,7 +114,7 @@ def test_split_classes_parts_classes_and_covers_rows(labels, seed, count):
 def test_folds_test_each_class_once(labels, seed, folds):
     catalog = catalog_of(labels)
     if folds > len(set(labels)):
-        with pytest.raises(ValueError, match="the classes there are"):
+        with pytest.raises(ValueError, match="the number of classes"):
             catalog.split_classes(folds=folds, seed=seed)
         return
     parts = catalog.split_classes(folds=folds, seed=seed)
@@ -140,7 +140,7 @@ def test_split_classes_refuses_an_empty_side(test):
 
 
 def test_split_classes_refuses_both_arguments():
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="give one of the two"):
         catalog_of([0, 1, 2]).split_classes(0.5, folds=2)
 
 
@@ -148,12 +148,12 @@ def test_split_classes_refuses_both_arguments():
     ("fields", "message"),
     [
         ({"labels": np.array([0])}, r"Catalog\(labels\): shape \(1,\) does not fit 2 paths"),
-        ({"labels": np.array([0, 2])}, r"Catalog\(labels\): 0\.\.2 must lie in 0\.\.1"),
-        ({"labels": np.array([-1, 0])}, r"Catalog\(labels\): -1\.\.0 must lie in 0\.\.1"),
+        ({"labels": np.array([0, 2])}, r"Catalog\(labels\): 0\.\.2 must be in 0\.\.1"),
+        ({"labels": np.array([-1, 0])}, r"Catalog\(labels\): -1\.\.0 must be in 0\.\.1"),
         ({"boxes": np.zeros((2, 3), np.float32)}, r"Catalog\(boxes\): shape \(2, 3\)"),
-        ({"groups": np.array([0, 0])}, r"Catalog\(groups\): 0\.\.0 must lie in"),
-        ({"splits": {"test": np.array([1, 0])}}, r"rows of 'test' must ascend"),
-        ({"splits": {"test": np.array([2])}}, r"rows of 'test' must ascend and lie in 0\.\.1"),
+        ({"groups": np.array([0, 0])}, r"Catalog\(groups\): 0\.\.0 must be in"),
+        ({"splits": {"test": np.array([1, 0])}}, r"rows of 'test' must be ascending"),
+        ({"splits": {"test": np.array([2])}}, r"rows of 'test' must be ascending and in 0\.\.1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(fields, message):

@@ -15,9 +15,15 @@ from PIL import Image, ImageDraw, ImageEnhance
 from firstpage import cli
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
-from firstpage.data.check import check
-from firstpage.data.glyphs import glyphs
-from firstpage.data.near_duplicates import DISTANCE, SHARE, alike, near_pairs, sketch
+from firstpage.data.check import check_dataset
+from firstpage.data.glyphs import draw_glyphs
+from firstpage.data.near_duplicates import (
+    MAX_DIFFERENCE,
+    MAX_DISTANCE,
+    link_near_duplicates,
+    near_pairs,
+    sketch,
+)
 from firstpage.data.splits import split_catalog
 from firstpage.recipes.settings import TrainSettings
 
@@ -40,7 +46,7 @@ def save(image, file, **options):
     image.save(file, **options)
 
 
-def encoded(image, kind, **options):
+def encode_picture(image, kind, **options):
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
@@ -49,7 +55,7 @@ def encoded(image, kind, **options):
 def checked(root, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return check(read(root), **{"workers": 0, "progress": False} | options)
+        return check_dataset(read(root), **{"workers": 0, "progress": False} | options)
 
 
 def table(root, rows):
@@ -84,7 +90,7 @@ def test_near_pairs_are_those_of_brute_force(seed):
         [left, right]
         for left in range(len(hashes))
         for right in range(left + 1, len(hashes))
-        if (int(hashes[left]) ^ int(hashes[right])).bit_count() <= DISTANCE
+        if (int(hashes[left]) ^ int(hashes[right])).bit_count() <= MAX_DISTANCE
     ]
     assert len(expected) > 100
     assert near_pairs(hashes).tolist() == expected
@@ -100,24 +106,24 @@ def test_near_pairs_in_many_chunks(monkeypatch):
 @pytest.mark.parametrize("count", [0, 1])
 def test_near_pairs_of_nothing(count):
     assert near_pairs(np.zeros(count, np.uint64)).shape == (0, 2)
-    assert alike(np.zeros(count, np.uint64), np.zeros((count, 192), np.uint8)).shape == (0, 2)
+    assert link_near_duplicates(np.zeros(count, np.uint64), np.zeros((count, 192), np.uint8)).shape == (0, 2)
 
 
 def test_links_of_many_copies_are_few():
     """Twenty thousand pictures of one hash would be 200 million pairs."""
     thumbnails = np.tile(np.arange(192, dtype=np.uint8), (20_000, 1))
-    links = alike(np.full(20_000, 7, np.uint64), thumbnails)
+    links = link_near_duplicates(np.full(20_000, 7, np.uint64), thumbnails)
     assert links.tolist() == [[0, row] for row in range(1, 20_000)]
 
 
 CHANGES = {
-    "compressed": lambda image: Image.open(io.BytesIO(encoded(image, "JPEG", quality=25))),
+    "compressed": lambda image: Image.open(io.BytesIO(encode_picture(image, "JPEG", quality=25))),
     "halved": lambda image: image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS),
     "enlarged": lambda image: image.resize((3 * image.width, 3 * image.height)),
     "squashed": lambda image: image.resize((image.width, image.width)),
     "brightened": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
     "darkened": lambda image: ImageEnhance.Brightness(image).enhance(0.85),
-    "as webp": lambda image: Image.open(io.BytesIO(encoded(image, "WEBP", quality=50))).convert("RGB"),
+    "as webp": lambda image: Image.open(io.BytesIO(encode_picture(image, "WEBP", quality=50))).convert("RGB"),
 }
 
 
@@ -135,8 +141,8 @@ def test_a_changed_copy_is_found(tmp_path, change):
 
 
 def test_different_glyphs_and_photos_are_not_blamed(tmp_path):
-    catalog = glyphs(tmp_path / "glyphs", images=2)
-    report = check(catalog, workers=2, progress=False)
+    catalog = draw_glyphs(tmp_path / "glyphs", images=2)
+    report = check_dataset(catalog, workers=2, progress=False)
     assert report.ok
     assert (report.near_duplicates, report.exact_duplicates, report.flat) == ([], [], [])
     assert report.text().endswith("\nOK")
@@ -152,7 +158,7 @@ def test_the_same_cut_in_another_color_is_another_image(tmp_path):
     colors = {name: Image.merge("RGB", [cut.point(lambda level, low=low: max(level, low)) for low in levels])
                for name, levels in {"red": (200, 20, 20), "green": (20, 112, 20)}.items()}  # fmt: skip
     codes = {name: sketch(image) for name, image in colors.items()}
-    assert (codes["red"][0] ^ codes["green"][0]).bit_count() <= DISTANCE
+    assert (codes["red"][0] ^ codes["green"][0]).bit_count() <= MAX_DISTANCE
     for name, image in colors.items():
         save(image, tmp_path / name / "shirt.png")
         save(image.resize((60, 60)), tmp_path / name / "small.png")
@@ -170,8 +176,8 @@ def test_small_things_before_an_even_sky_are_told_apart():
     thumbnails[1, 95:125] -= 20
     thumbnails[2] = thumbnails[0] + 9
     difference = np.abs(thumbnails[0].astype(int) - thumbnails[1]).mean()
-    assert SHARE * 6 < difference < 6
-    assert alike(np.full(3, 9, np.uint64), thumbnails).tolist() == [[0, 2]]
+    assert MAX_DIFFERENCE * 6 < difference < 6
+    assert link_near_duplicates(np.full(3, 9, np.uint64), thumbnails).tolist() == [[0, 2]]
 
 
 def test_flat_images_are_alike_only_byte_by_byte(tmp_path):
@@ -183,7 +189,7 @@ def test_flat_images_are_alike_only_byte_by_byte(tmp_path):
     assert len(report.flat) == 12
     assert report.near_duplicates == []
     assert groups(report.two_labels) == [["a/25.png", "b/same.png"]]
-    assert "12 images of one flat color" in report.text()
+    assert "12 images without contrast" in report.text()
 
 
 def test_two_labels_and_two_splits(tmp_path):
@@ -207,9 +213,9 @@ def test_two_labels_and_two_splits(tmp_path):
     assert report.two_splits[0].splits == [["train"], ["test"]]
     text = report.text()
     assert text.startswith(
-        "2 images under two labels\n  train/auk/wren.png [auk, train] = train/wren/1.png [wren,"
+        "2 images with two labels\n  train/auk/wren.png [auk, train] = train/wren/1.png [wren,"
     )
-    assert text.endswith("NOT OK: 2 images under two labels, 2 images in two splits (leakage)")
+    assert text.endswith("NOT OK: 2 images with two labels, 2 images in two splits (leakage)")
 
 
 @pytest.mark.parametrize(
@@ -228,17 +234,19 @@ def test_two_labels_and_two_splits(tmp_path):
 def test_what_is_a_leak(tmp_path, first, second, leaks, identical):
     save(photo(0), tmp_path / "1.png")
     save(photo(0), tmp_path / "2.png", compress_level=6 if identical else 1)
-    report = check(table(tmp_path, [("1.png", 0, first), ("2.png", 0, second)]), workers=0, progress=False)
+    report = check_dataset(
+        table(tmp_path, [("1.png", 0, first), ("2.png", 0, second)]), workers=0, progress=False
+    )
     assert [same.identical for same in report.two_splits] == [identical] * leaks
     assert ("leakage" in report.text()) is leaks
 
 
 def test_a_row_in_two_splits_is_no_leak_but_two_rows_of_a_file_are(tmp_path):
     save(photo(0), tmp_path / "1.png")
-    once = check(table(tmp_path, [("1.png", 0, ["train", "gallery"])]), workers=0, progress=False)
+    once = check_dataset(table(tmp_path, [("1.png", 0, ["train", "gallery"])]), workers=0, progress=False)
     assert once.two_splits == []
     twice = [("1.png", 0, ["train"]), ("1.png", 1, ["test"])]
-    report = check(table(tmp_path, twice), workers=0, progress=False)
+    report = check_dataset(table(tmp_path, twice), workers=0, progress=False)
     assert groups(report.two_splits) == groups(report.two_labels) == [["1.png", "1.png"]]
 
 
@@ -252,7 +260,7 @@ def png_header(width, height):
 def bombs():
     """Small files whose headers claim 50,000 × 50,000 pixels or more."""
     side = 50_000
-    jpeg = bytearray(encoded(photo(0), "JPEG"))
+    jpeg = bytearray(encode_picture(photo(0), "JPEG"))
     frame = jpeg.index(b"\xff\xc0") + 5
     jpeg[frame : frame + 4] = struct.pack(">HH", side, side)
     bmp = (
@@ -287,7 +295,7 @@ def bombs():
 def broken_files(folder):
     """Writes 200 broken files of all kinds; returns their names."""
     folder.mkdir(parents=True)
-    sound = {kind: encoded(photo(1), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
+    sound = {kind: encode_picture(photo(1), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
     files = {f"bomb.{suffix}": data for suffix, data in bombs().items()}
     files |= {f"zero {index}.jpg": b"" for index in range(10)}
     files |= {f"text {index}.png": b"<html>404 not found</html>" * (index + 1) for index in range(10)}
@@ -340,7 +348,7 @@ def test_names_are_printed_in_one_line(tmp_path):
     save(photo(0), tmp_path / "red\x1b[31m.png")
     save(photo(0), tmp_path / "blue\r.png")
     rows += [("red\x1b[31m.png", 0, []), ("blue\r.png", 1, [])]
-    report = check(table(tmp_path, rows), workers=0, progress=False)
+    report = check_dataset(table(tmp_path, rows), workers=0, progress=False)
     lines = report.text().split("\n")
     assert lines[:4] == ["3 unreadable files", r"  'two\nlines.jpg': no such file", "  ö.jpg: no such file",
                          r"  '\udcff.jpg': no such file"]  # fmt: skip
@@ -351,7 +359,7 @@ def test_names_are_printed_in_one_line(tmp_path):
 
 def test_examples_are_few_and_the_rest_is_counted(tmp_path):
     rows = [(f"{index}.jpg", 0, []) for index in range(1234)]
-    text = check(table(tmp_path, rows), workers=0, progress=False).text()
+    text = check_dataset(table(tmp_path, rows), workers=0, progress=False).text()
     assert text.count("no such file") == 5
     assert "\n  and 1,229 more\n" in text
     assert text.endswith("NOT OK: 1,234 unreadable files")
@@ -365,8 +373,8 @@ def test_counts_and_json(tmp_path):
     report = checked(tmp_path)
     found = json.loads(report.json())
     refusal = (
-        "data: the test searches images of 1 class: nothing could be found wrongly: "
-        "give it at least two classes"
+        "data: the test searches images of 1 class, so that every result is correct; "
+        "use at least two test classes"
     )
     assert found == {
         "ok": False,
@@ -393,12 +401,12 @@ def test_counts_and_json(tmp_path):
         "warnings": [],
     }
     assert report.text() == (
-        f"training would refuse it\n  {refusal}\n"
+        f"training would fail\n  {refusal}\n"
         f"folder in {tmp_path}: 4 images, 2 classes\n"
         "  train: 3 images, 1 class\n  test: 1 image, 1 class\n"
-        "  images a class: min 1, median 2, max 3; 1 class of one image\n"
+        "  images per class: min 1, median 2, max 3; 1 class of one image\n"
         "  width: min 50, median 85, max 300\n  height: min 60, median 75, max 200\n"
-        "  formats: JPEG 1, PNG 3\nNOT OK: training would refuse it"
+        "  formats: JPEG 1, PNG 3\nNOT OK: training would fail"
     )
 
 
@@ -420,28 +428,28 @@ def classes_of(root, splits, images=2, classes=2):
     [
         (["train", "test"], {}, ""),
         ([""], {"classes": 10}, ""),
-        ([""], {"classes": 1}, "of 1 class none can be kept for a test: give at least four"),
-        ([""], {"classes": 3}, "of 3 classes none can be kept for a test: give at least four"),
+        ([""], {"classes": 1}, "1 class cannot be split into train and test; use at least four"),
+        ([""], {"classes": 3}, "3 classes cannot be split into train and test; use at least four"),
         ([""], {"classes": 4}, ""),
-        ([""], {"classes": 10, "images": 1}, "no test image has another one of its class to find"),
-        (["train", "test"], {"images": 1}, "no test image has another one of its class to find"),
+        ([""], {"classes": 10, "images": 1}, "no test image has another image of its class to find"),
+        (["train", "test"], {"images": 1}, "no test image has another image of its class to find"),
         (["trian", "test"], {}, "'table' has no train split; it has test, trian"),
         (["train", "tset"], {}, "'table' has no test split"),
         (["test"], {}, ""),  # as LFW
         (["gallery", "query"], {}, ""),
         (["train"], {"classes": 10}, ""),  # as CASIA
-        (["train"], {"classes": 2}, "split_classes(folds=5): must lie in 2..2"),
+        (["train"], {"classes": 2}, "split_classes(folds=5): must be in 2..2"),
     ],
 )
 def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
-    report = check(classes_of(tmp_path, splits, **sizes), workers=0, progress=False)
+    report = check_dataset(classes_of(tmp_path, splits, **sizes), workers=0, progress=False)
     assert refusal in report.refusal
     assert report.ok is (report.refusal == "") is (refusal == "")
 
 
 def test_images_of_which_training_can_read_none():
     catalog = Catalog("x", Path(), list("abcd"), np.arange(4) // 2, ["a", "b"], {"train": np.arange(4)})
-    with pytest.raises(ValueError, match="none of its 4 train images can be read: run firstpage data check"):
+    with pytest.raises(ValueError, match="none of its 4 train images can be read; run firstpage data check"):
         split_catalog(catalog, np.zeros(4, bool), TrainSettings())
 
 
@@ -452,9 +460,9 @@ def test_kinds_that_are_not_read_are_a_fault(tmp_path):
     assert checked(tmp_path).ok
     (tmp_path / "0/2.heic").touch()
     report = checked(tmp_path)
-    told = "1 .heic files are not read: convert them to JPEG or PNG"
-    assert report.text().startswith(f"1 file of kinds that are not read\n  {told}\nfolder in")
-    assert report.text().endswith("\nNOT OK: 1 file of kinds that are not read")
+    told = "1 .heic files are not supported; convert them to JPEG or PNG"
+    assert report.text().startswith(f"1 file of unsupported formats\n  {told}\nfolder in")
+    assert report.text().endswith("\nNOT OK: 1 file of unsupported formats")
     assert json.loads(report.json())["unread"] == {".heic": 1}
     assert not report.ok
 
@@ -469,7 +477,7 @@ def test_the_same_whatever_the_workers(tmp_path):
 
 def test_nothing_to_check(tmp_path):
     empty = Catalog("empty", tmp_path, [], np.zeros(0, np.int64), [], {})
-    report = check(empty, progress=False)
+    report = check_dataset(empty, progress=False)
     assert report.text() == f"empty in {tmp_path}: 0 images, 0 classes\nOK"
     assert json.loads(report.json())["sizes"]["width"] == {"min": None, "median": None, "max": None}
     report.figure(tmp_path / "empty.png")
@@ -486,7 +494,7 @@ def test_the_command(tmp_path, capsys):
         assert end.value.code == 1  # it found a fault
         return capsys.readouterr().out
 
-    assert run().startswith("1 image under two labels\n  auk/1.png [auk] = wren/1.png [wren]\n")
+    assert run().startswith("1 image with two labels\n  auk/1.png [auk] = wren/1.png [wren]\n")
     assert not figure.exists()
     found = json.loads(run("--json", "--figure", str(figure)))
     assert found["two_labels"] == [

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from firstpage.data.decode import NO_MEMORY, Unreadable, decode
-from firstpage.data.framing import fingerprints
-from support.broken import FORMATS, encoded, make_broken, ordinary_user, picture
+from firstpage.data.decode import NO_MEMORY, Unreadable, decode_image
+from firstpage.data.framing import fingerprint_files
+from support.broken import FORMATS, encode_picture, make_broken, ordinary_user, picture
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_two_hundred_broken_files_are_each_reported_by_name(broken):
     with ordinary_user():
         for name in names:
             with pytest.raises(Unreadable) as caught:
-                decode(folder / name)
+                decode_image(folder / name)
             assert caught.value.path == str(folder / name)
             assert "\n" not in str(caught.value)
             reasons[name] = caught.value.reason
@@ -64,14 +64,14 @@ def test_bombs_take_no_memory(broken):
     script = """
 import os, resource, sys
 from PIL import Image
-from firstpage.data.decode import Unreadable, decode
+from firstpage.data.decode import Unreadable, decode_image
 Image.init()
 used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, used + 2**27))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:
     try:
-        decode(path)
+        decode_image(path)
         print("readable", path)
     except Unreadable as error:
         if "claims" not in error.reason:
@@ -87,14 +87,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cut_file_is_unreadable_or_loses_no_pixel(tmp_path, name):
     format, options = FORMATS[name]
-    whole = encoded(format, **options)
-    expected = decode(write(tmp_path, name, whole)).tobytes()
+    whole = encode_picture(format, **options)
+    expected = decode_image(write(tmp_path, name, whole)).tobytes()
     unreadable = 0
     ends = range(len(whole) // 50, len(whole), max(1, len(whole) // 150))
     for end in [*ends, len(whole) - 2, len(whole) - 1]:
         path = write(tmp_path, name, whole[:end])
         try:
-            assert decode(path).tobytes() == expected  # only an end marker is missing
+            assert decode_image(path).tobytes() == expected  # only an end marker is missing
         except Unreadable:
             unreadable += 1
     assert unreadable > 140
@@ -103,7 +103,7 @@ def test_a_cut_file_is_unreadable_or_loses_no_pixel(tmp_path, name):
 def test_a_cut_jpeg_is_unreadable_even_where_a_library_told_pillow_to_accept_it(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(Unreadable, match="truncated"):
-        decode(write(tmp_path, "a.jpg", encoded("JPEG")[:-200]))
+        decode_image(write(tmp_path, "a.jpg", encode_picture("JPEG")[:-200]))
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
@@ -114,15 +114,15 @@ def test_want_of_memory_is_one_reason(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", fails)
     with pytest.raises(Unreadable) as caught:
-        decode(saved(tmp_path, picture(), "a.png"))
+        decode_image(saved(tmp_path, picture(), "a.png"))
     assert caught.value.reason == NO_MEMORY
 
 
 def test_max_pixels_is_compared_with_the_header(tmp_path):
     path = saved(tmp_path, picture(120, 90), "a.jpg")
-    assert decode(path, max_pixels=120 * 90).size == (120, 90)
+    assert decode_image(path, max_pixels=120 * 90).size == (120, 90)
     with pytest.raises(Unreadable, match="header claims 120 × 90 pixels, more than max_pixels=10799"):
-        decode(path, max_pixels=120 * 90 - 1)
+        decode_image(path, max_pixels=120 * 90 - 1)
 
 
 UPRIGHT = {
@@ -145,51 +145,53 @@ def test_exif_orientation(tmp_path, name, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     turned = saved(tmp_path, image, name, lossless=True, exif=exif)
-    expected = UPRIGHT[orientation](np.asarray(decode(plain)))
-    np.testing.assert_array_equal(np.asarray(decode(turned)), expected)
+    expected = UPRIGHT[orientation](np.asarray(decode_image(plain)))
+    np.testing.assert_array_equal(np.asarray(decode_image(turned)), expected)
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "raw.tif", "lzw.tif"])
 def test_a_box_is_of_the_file_as_stored_in_every_format(tmp_path, name, orientation):
     image, options = picture(40, 20), {"compression": "tiff_lzw"} if name == "lzw.tif" else {}
-    plain = np.asarray(decode(saved(tmp_path, image, "plain-" + name, **options)))
+    plain = np.asarray(decode_image(saved(tmp_path, image, "plain-" + name, **options)))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    turned = decode(saved(tmp_path, image, name, exif=exif, **options), box=(30, 0, 40, 8))
+    turned = decode_image(saved(tmp_path, image, name, exif=exif, **options), box=(30, 0, 40, 8))
     np.testing.assert_array_equal(np.asarray(turned), UPRIGHT[orientation](plain[:8, 30:]))
 
 
 def test_broken_exif_does_not_make_pixels_unreadable(tmp_path):
     path = saved(tmp_path, picture(), "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff broken")
-    assert decode(path).size == (120, 90)
+    assert decode_image(path).size == (120, 90)
 
 
 def test_grayscale_one_bit_and_sixteen_bit(tmp_path):
     ramp = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
     expected = np.repeat((ramp // 257).astype(np.uint8)[..., None], 3, axis=2)
     for name in ("a.png", "a.tif"):
-        deep = decode(saved(tmp_path, Image.fromarray(ramp), name))
+        deep = decode_image(saved(tmp_path, Image.fromarray(ramp), name))
         np.testing.assert_array_equal(np.asarray(deep), expected)
     pgm = b"P5 16 16 65535\n" + ramp.astype(">u2").tobytes()
-    np.testing.assert_array_equal(np.asarray(decode(write(tmp_path, "a.pgm", pgm))), expected)
+    np.testing.assert_array_equal(np.asarray(decode_image(write(tmp_path, "a.pgm", pgm))), expected)
     gray = Image.fromarray((ramp // 257).astype(np.uint8))
-    np.testing.assert_array_equal(np.asarray(decode(saved(tmp_path, gray, "gray.png"))), expected)
-    bits = np.asarray(decode(saved(tmp_path, gray.point(lambda v: 255 * (v > 99)).convert("1"), "bits.png")))
+    np.testing.assert_array_equal(np.asarray(decode_image(saved(tmp_path, gray, "gray.png"))), expected)
+    bits = np.asarray(
+        decode_image(saved(tmp_path, gray.point(lambda v: 255 * (v > 99)).convert("1"), "bits.png"))
+    )
     np.testing.assert_array_equal(bits, np.where(expected > 99, 255, 0))
 
 
 def test_pixels_without_a_known_range_are_unreadable(tmp_path):
     with pytest.raises(Unreadable, match="floating-point"):
-        decode(saved(tmp_path, Image.fromarray(np.ones((4, 4), np.float32)), "a.tif"))
+        decode_image(saved(tmp_path, Image.fromarray(np.ones((4, 4), np.float32)), "a.tif"))
     with pytest.raises(Unreadable, match="32-bit"):
-        decode(saved(tmp_path, Image.fromarray(np.full((4, 4), 70_000, np.int32)), "b.tif"))
+        decode_image(saved(tmp_path, Image.fromarray(np.full((4, 4), 70_000, np.int32)), "b.tif"))
 
 
 def test_transparency_is_laid_over_white(tmp_path):
-    half = decode(saved(tmp_path, Image.new("RGBA", (2, 2), (200, 0, 0, 51)), "rgba.png"))
+    half = decode_image(saved(tmp_path, Image.new("RGBA", (2, 2), (200, 0, 0, 51)), "rgba.png"))
     assert half.getpixel((0, 0)) == (244, 204, 204)  # 20 % of the color, 80 % of white
-    assert decode(saved(tmp_path, Image.new("LA", (2, 2), (0, 0)), "la.png")).getpixel((0, 0)) == (
+    assert decode_image(saved(tmp_path, Image.new("LA", (2, 2), (0, 0)), "la.png")).getpixel((0, 0)) == (
         255,
         255,
         255,
@@ -198,11 +200,13 @@ def test_transparency_is_laid_over_white(tmp_path):
     palette.putpalette([9, 8, 7, 200, 100, 50])
     palette.putdata([0, 1])
     for name in ("p.png", "p.gif"):
-        image = decode(saved(tmp_path, palette, name, transparency=0))
+        image = decode_image(saved(tmp_path, palette, name, transparency=0))
         assert [image.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (200, 100, 50)]
-    opaque = decode(saved(tmp_path, palette, "opaque.png"))
+    opaque = decode_image(saved(tmp_path, palette, "opaque.png"))
     assert opaque.getpixel((0, 0)) == (9, 8, 7)
-    keyed = decode(saved(tmp_path, Image.new("RGB", (2, 2), (1, 2, 3)), "key.png", transparency=(1, 2, 3)))
+    keyed = decode_image(
+        saved(tmp_path, Image.new("RGB", (2, 2), (1, 2, 3)), "key.png", transparency=(1, 2, 3))
+    )
     assert keyed.getpixel((0, 0)) == (255, 255, 255)
 
 
@@ -210,30 +214,32 @@ def test_cmyk_with_and_without_adobes_inversion(tmp_path):
     cmyk = picture().convert("CMYK")
     adobe = saved(tmp_path, cmyk, "adobe.jpg", quality=100)
     expected = np.asarray(cmyk.convert("RGB")).astype(int)
-    assert np.abs(np.asarray(decode(adobe)) - expected).mean() < 3
+    assert np.abs(np.asarray(decode_image(adobe)) - expected).mean() < 3
     inverted = io.BytesIO()
     Image.fromarray(255 - np.asarray(cmyk), "CMYK").save(inverted, "JPEG", quality=100)
     content = inverted.getvalue()
     marker = content.index(b"\xff\xee")
     plain = content[:marker] + content[marker + 2 + int.from_bytes(content[marker + 2 : marker + 4], "big") :]
     assert b"Adobe" not in plain
-    assert np.abs(np.asarray(decode(write(tmp_path, "plain.jpg", plain))) - expected).mean() < 3
+    assert np.abs(np.asarray(decode_image(write(tmp_path, "plain.jpg", plain))) - expected).mean() < 3
     tiff = saved(tmp_path, cmyk, "cmyk.tif")
-    np.testing.assert_array_equal(np.asarray(decode(tiff)), expected)
+    np.testing.assert_array_equal(np.asarray(decode_image(tiff)), expected)
 
 
-def test_a_large_jpeg_is_decoded_smaller_but_never_below_enough(tmp_path):
+def test_a_large_jpeg_is_decoded_smaller_but_never_below_min_side(tmp_path):
     path = saved(tmp_path, picture(1600, 1200), "a.jpg", quality=95)
-    assert decode(path).size == (1600, 1200)
-    assert decode(path, enough=601).size == (1600, 1200)
-    assert decode(path, enough=600).size == (800, 600)
-    assert decode(path, enough=10).size == (200, 150)
-    assert decode(path, enough=300, box=(0, 0, 800, 600)).size == (400, 300)
-    small = np.asarray(decode(path, enough=512).resize((256, 256), Image.Resampling.BILINEAR)).astype(int)
-    full = np.asarray(decode(path).resize((256, 256), Image.Resampling.BILINEAR)).astype(int)
+    assert decode_image(path).size == (1600, 1200)
+    assert decode_image(path, min_side=601).size == (1600, 1200)
+    assert decode_image(path, min_side=600).size == (800, 600)
+    assert decode_image(path, min_side=10).size == (200, 150)
+    assert decode_image(path, min_side=300, box=(0, 0, 800, 600)).size == (400, 300)
+    small = np.asarray(decode_image(path, min_side=512).resize((256, 256), Image.Resampling.BILINEAR)).astype(
+        int
+    )
+    full = np.asarray(decode_image(path).resize((256, 256), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(small - full).mean() < 1
     with pytest.raises(Unreadable, match="truncated"):
-        decode(write(tmp_path, "cut.jpg", path.read_bytes()[:-3000]), enough=10)
+        decode_image(write(tmp_path, "cut.jpg", path.read_bytes()[:-3000]), min_side=10)
 
 
 def test_a_box_is_in_pixels_of_the_file_and_clipped_to_it(tmp_path):
@@ -242,21 +248,23 @@ def test_a_box_is_in_pixels_of_the_file_and_clipped_to_it(tmp_path):
     exif[0x0112] = 6
     pixels = np.asarray(image)
     plain, turned = saved(tmp_path, image, "a.png"), saved(tmp_path, image, "b.png", exif=exif)
-    np.testing.assert_array_equal(np.asarray(decode(plain, box=(4, 5, 20, 15))), pixels[5:15, 4:20])
-    np.testing.assert_array_equal(np.asarray(decode(plain, box=(-9, 20.4, 99, 99))), pixels[20:])
+    np.testing.assert_array_equal(np.asarray(decode_image(plain, box=(4, 5, 20, 15))), pixels[5:15, 4:20])
+    np.testing.assert_array_equal(np.asarray(decode_image(plain, box=(-9, 20.4, 99, 99))), pixels[20:])
     np.testing.assert_array_equal(
-        np.asarray(decode(turned, box=(4, 5, 20, 15))), np.rot90(pixels[5:15, 4:20], -1)
+        np.asarray(decode_image(turned, box=(4, 5, 20, 15))), np.rot90(pixels[5:15, 4:20], -1)
     )
     for box in [(50, 0, 60, 9), (9, 9, 9, 12), (float("nan"),) * 4]:
-        with pytest.raises(Unreadable, match="holds no pixel of 40 × 30"):
-            decode(plain, box=box)
+        with pytest.raises(Unreadable, match="contains no pixel of 40 × 30"):
+            decode_image(plain, box=box)
 
 
 def test_symbolic_links_to_images_are_followed(tmp_path):
     saved(tmp_path, picture(), "a.jpg")
     (tmp_path / "link.jpg").symlink_to("a.jpg")
-    assert decode(tmp_path / "link.jpg").size == (120, 90)
-    assert fingerprints(str(tmp_path), ["link.jpg"]) == fingerprints(str(tmp_path), ["a.jpg"]) != [""]
+    assert decode_image(tmp_path / "link.jpg").size == (120, 90)
+    assert (
+        fingerprint_files(str(tmp_path), ["link.jpg"]) == fingerprint_files(str(tmp_path), ["a.jpg"]) != [""]
+    )
 
 
 def test_unreadable_survives_the_way_from_a_worker():
@@ -267,5 +275,5 @@ def test_unreadable_survives_the_way_from_a_worker():
 def test_names_no_system_call_accepts_are_unreadable_too():
     for path in ("a\0b.jpg", "a" * 300 + ".jpg"):
         with pytest.raises(Unreadable):
-            decode(path)
-        assert fingerprints("", [path]) == [""]
+            decode_image(path)
+        assert fingerprint_files("", [path]) == [""]

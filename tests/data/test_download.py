@@ -1,6 +1,8 @@
+import errno
 import hashlib
 import importlib
 import io
+import os
 import re
 import signal
 import subprocess
@@ -13,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from firstpage.data import download
-from firstpage.data.download import _extract, _File, _Source, get
+from firstpage.data import download, file_download
+from firstpage.data.download import _extract, _File, _Source, download_dataset
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,7 +70,7 @@ def server(monkeypatch):
     server.content = archive({"birds/images/1.jpg": b"wren" * 300_000, "birds/images.txt": b"1 1.jpg\n"})
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    monkeypatch.setattr(download, "_PAUSE", 0.0)
+    monkeypatch.setattr(file_download, "_PAUSE", 0.0)
     yield server
     server.shutdown()
     thread.join()
@@ -116,8 +118,8 @@ def assert_whole(folder):
 
 @pytest.mark.parametrize("progress", [False, True])
 def test_downloads_checks_and_opens(server, birds, tmp_path, progress):
-    text = get("birds", tmp_path / "new" / "folder", progress=progress)
-    assert text == f"birds: {tmp_path / 'new' / 'folder'} holds birds/images.txt, ..."
+    text = download_dataset("birds", tmp_path / "new" / "folder", progress=progress)
+    assert text == f"birds: {tmp_path / 'new' / 'folder'} contains birds/images.txt, ..."
     assert_whole(tmp_path / "new" / "folder")
     assert len(server.requests) == 1
 
@@ -127,26 +129,26 @@ def test_zip_as_well(server, birds, tmp_path):
         {"birds/images/1.jpg": b"wren" * 300_000, "birds/images.txt": b"1 1.jpg\n"}, "zip"
     )
     birds(name="birds.zip")
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
 
 
 def test_what_is_there_is_not_downloaded_again(server, birds, tmp_path):
     (tmp_path / "birds").mkdir()
-    assert get("birds", tmp_path) == f"birds: {tmp_path / 'birds'} is there already"
+    assert download_dataset("birds", tmp_path) == f"birds: {tmp_path / 'birds'} already exists"
     assert not server.requests
 
 
 def test_an_archive_that_was_there_is_only_opened(server, birds, tmp_path):
     (tmp_path / "birds.tgz").write_bytes(server.content)
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert not server.requests
 
 
 def test_goes_on_after_each_cut(server, birds, tmp_path):
     server.cuts = [100_000, 100_001, 250_000]
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     asked = [(request.get("Range"), request.get("If-Range")) for request in server.requests]
     assert asked == [(None, None), *((f"bytes={cut}-", '"one"') for cut in (100_000, 100_001, 250_000))]
@@ -157,7 +159,7 @@ import sys
 from firstpage.data import download
 file = download._File(sys.argv[1], "birds.tgz", None, sys.argv[2])
 download._SOURCES["birds"] = download._Source("", "", (file,), "birds")
-download.get("birds", sys.argv[3], progress=False)
+download.download_dataset("birds", sys.argv[3], progress=False)
 """
 
 
@@ -174,25 +176,74 @@ def test_goes_on_after_a_kill(server, birds, tmp_path):
         process.send_signal(signal.SIGKILL)
     server.release.set()
     length = part.stat().st_size
-    assert names(tmp_path) == ["birds.tgz.part", "birds.tgz.part.version"]
-    get("birds", tmp_path, progress=False)
+    assert names(tmp_path) == ["birds.tgz.lock", "birds.tgz.part", "birds.tgz.part.version"]
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert [request.get("Range") for request in server.requests] == [None, f"bytes={length}-"]
+
+
+FILE_CHILD = """
+import sys
+from pathlib import Path
+from firstpage.data.file_download import download_file
+download_file(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], progress=False)
+"""
+
+
+def test_a_second_process_waits_for_the_download_of_the_first(server, birds, tmp_path, capfd):
+    (file,) = download._SOURCES["birds"].files
+    target = tmp_path / "birds.tgz"
+    server.cuts, server.release = [700_000], threading.Event()  # the first request ends when it is set
+    with subprocess.Popen([sys.executable, "-c", FILE_CHILD, file.url, target, file.sha256]) as process:
+        deadline = time.monotonic() + 60
+        while not server.requests:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        release = threading.Timer(0.3, server.release.set)
+        release.start()
+        assert file_download.download_file(file.url, target, sha256=file.sha256) == file.sha256
+    release.join()
+    assert process.returncode == 0
+    assert [request.get("Range") for request in server.requests] == [None, "bytes=700000-"]
+    assert names(tmp_path) == ["birds.tgz"]
+    assert "another process is downloading" in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_beginning_of_the_checksum_will_do(server, birds, tmp_path):
+    (file,) = download._SOURCES["birds"].files
+    target = tmp_path / "birds.tgz"
+    for _ in range(2):
+        digest = file_download.download_file(file.url, target, sha256=file.sha256[:8], progress=False)
+        assert digest == file.sha256
+    assert len(server.requests) == 1
+    target.unlink()
+    wrong = "0" * 8 if file.sha256[:8] != "0" * 8 else "1" * 8
+    with pytest.raises(ValueError, match=rf"sha256 is {file.sha256}, not {wrong}; removed it"):
+        file_download.download_file(file.url, target, sha256=wrong, progress=False)
+
+
+def test_without_locks_it_downloads_as_well(server, birds, tmp_path, monkeypatch):
+    def no_locks(*_, **__):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
+    download_dataset("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
 
 
 def test_gives_up_when_nothing_more_comes_and_keeps_what_came(server, birds, tmp_path):
     server.cuts = [100_000] * 10
     with pytest.raises(
-        OSError, match="the connection was cut; 100,000 bytes are kept, run it again to go on"
+        OSError, match="the connection was lost; kept the first 100,000 bytes, run it again to resume"
     ):
-        get("birds", tmp_path, progress=False)
+        download_dataset("birds", tmp_path, progress=False)
     assert (tmp_path / "birds.tgz.part").read_bytes() == server.content[:100_000]
-    assert len(server.requests) == 1 + download._ATTEMPTS
+    assert len(server.requests) == 1 + 5
 
 
 def test_starts_over_where_the_server_sends_whole_files_only(server, birds, tmp_path):
     server.ranges, server.cuts = False, [100_000]
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert server.requests[1]["Range"] == "bytes=100000-"
 
@@ -201,7 +252,7 @@ def test_starts_over_when_the_file_has_changed(server, birds, tmp_path):
     birds(sha256=None)
     (tmp_path / "birds.tgz.part").write_bytes(b"an older version")
     (tmp_path / "birds.tgz.part.version").write_text('"zero"')
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert server.requests[0]["If-Range"] == '"zero"'
 
@@ -210,7 +261,7 @@ def test_starts_over_when_nothing_tells_the_version(server, birds, tmp_path):
     birds(sha256=None)
     server.headers = {"ETag": 'W/"weak"'}
     server.cuts = [100_000]
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert "Range" not in server.requests[1]
 
@@ -219,7 +270,7 @@ def test_the_date_tells_the_version_where_the_tag_is_weak(server, birds, tmp_pat
     birds(sha256=None)
     server.headers = {"ETag": 'W/"weak"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
     server.cuts = [100_000]
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert server.requests[1]["If-Range"] == "Wed, 21 Oct 2015 07:28:00 GMT"
 
@@ -228,7 +279,7 @@ def test_the_date_tells_the_version_where_the_tag_is_weak(server, birds, tmp_pat
 def test_a_part_that_is_whole_already_or_too_long(server, birds, tmp_path, extra):
     (tmp_path / "birds.tgz.part").write_bytes(server.content + extra)
     (tmp_path / "birds.tgz.part.version").write_text('"one"')
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert len(server.requests) == (2 if extra else 1)
 
@@ -236,7 +287,7 @@ def test_a_part_that_is_whole_already_or_too_long(server, birds, tmp_path, extra
 def test_a_cut_without_a_length_is_seen_by_the_published_size(server, birds, tmp_path):
     server.lengths, server.cuts = False, [100_000]
     birds(size=len(server.content))
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert len(server.requests) == 2
 
@@ -244,46 +295,45 @@ def test_a_cut_without_a_length_is_seen_by_the_published_size(server, birds, tmp
 def test_a_wrong_checksum_leaves_nothing(server, birds, tmp_path):
     birds(sha256="0" * 64)
     right = hashlib.sha256(server.content).hexdigest()
-    with pytest.raises(ValueError, match=rf"sha256 is {right}, not 0+; it was removed, run it again$"):
-        get("birds", tmp_path, progress=False)
+    with pytest.raises(ValueError, match=rf"sha256 is {right}, not 0+; removed it, try again$"):
+        download_dataset("birds", tmp_path, progress=False)
     assert names(tmp_path) == []
 
 
 def test_a_part_of_something_else_is_found_out_by_the_checksum(server, birds, tmp_path):
     (tmp_path / "birds.tgz.part").write_bytes(b"x" * 1000)
     with pytest.raises(ValueError, match="sha256 is"):
-        get("birds", tmp_path, progress=False)
-    get("birds", tmp_path, progress=False)
+        download_dataset("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
 
 
 def test_an_unknown_checksum_is_said_and_computed(server, birds, tmp_path):
     birds(sha256=None)
     digest = hashlib.sha256(server.content).hexdigest()
-    text = get("birds", tmp_path, progress=False)
-    assert f"birds.tgz: no checksum of it is known; its sha256 is {digest}\n" in text
+    text = download_dataset("birds", tmp_path, progress=False)
+    assert f"birds.tgz: its checksum is not known; its sha256 is {digest}\n" in text
 
 
 def test_what_is_not_there_is_asked_for_once(server, birds, tmp_path):
     server.errors = [404]
     with pytest.raises(OSError, match=r"HTTP 404 Not Found; the publisher's page is http://birds.example$"):
-        get("birds", tmp_path, progress=False)
+        download_dataset("birds", tmp_path, progress=False)
     assert len(server.requests) == 1
     assert names(tmp_path) == []
 
 
 def test_a_busy_server_is_asked_again(server, birds, tmp_path):
     server.errors = [503, 429, 500]
-    get("birds", tmp_path, progress=False)
+    download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
 
 
 def test_an_unreachable_server(server, birds, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "_ATTEMPTS", 2)
     file = _File("http://127.0.0.1:9/birds.tgz", "birds.tgz", None, None)
     monkeypatch.setitem(download._SOURCES, "birds", _Source("http://birds.example", "", (file,), "birds"))
     with pytest.raises(OSError, match=r"refused.*; the publisher's page is http://birds.example") as error:
-        get("birds", tmp_path, progress=False)
+        download_dataset("birds", tmp_path, progress=False)
     assert "\n" not in str(error.value)
 
 
@@ -338,7 +388,7 @@ def test_extraction_cleans_up_after_a_killed_one_and_overwrites_no_folder(tmp_pa
     (tmp_path / ".birds.tgz.extracting").mkdir()
     (tmp_path / ".birds.tgz.extracting" / "half").touch()
     (tmp_path / "birds").mkdir()
-    with pytest.raises(ValueError, match="birds is in the way, move it; nothing was extracted"):
+    with pytest.raises(ValueError, match="birds exists already, move or remove it; nothing was extracted"):
         _extract(tmp_path / "birds.tgz", tmp_path, last="birds")
     assert names(tmp_path) == ["birds", "birds.tgz"]
     (tmp_path / "birds").rmdir()
@@ -348,9 +398,9 @@ def test_extraction_cleans_up_after_a_killed_one_and_overwrites_no_folder(tmp_pa
 
 def test_others_get_the_page_and_the_layout(tmp_path):
     for name in ("cars", "inshop", "hotels50k", "casia"):
-        text = get(name, tmp_path / "data")
+        text = download_dataset(name, tmp_path / "data")
         assert re.match(
-            rf"{name}: its publisher gives it out at https?://\S+\nPut into {tmp_path}/data: \S+", text
+            rf"{name}: its publisher offers it at https?://\S+\nPut into {tmp_path}/data: \S+", text
         )
     assert names(tmp_path) == []
 
@@ -358,7 +408,7 @@ def test_others_get_the_page_and_the_layout(tmp_path):
 def test_published_sources_are_complete():
     for source in download._SOURCES.values():
         assert source.page.startswith("http")
-        assert bool(source.files) == bool(source.makes)
+        assert bool(source.files) == bool(source.result)
         for file in source.files:
             assert file.url.startswith("http")
             assert re.fullmatch("[0-9a-f]{64}", file.sha256)
@@ -366,12 +416,14 @@ def test_published_sources_are_complete():
 
 def test_unknown_name(tmp_path):
     with pytest.raises(
-        ValueError, match=r"get\('nabirds'\): no such dataset; use one of glyphs, cub, sop, lfw"
+        ValueError, match=r"dataset 'nabirds': no such name; the names are glyphs, cub, sop, lfw, cars"
     ):
-        get("nabirds", tmp_path)
+        download_dataset("nabirds", tmp_path)
 
 
 def test_glyphs_are_drawn(tmp_path, monkeypatch):
     module = importlib.import_module("firstpage.data.glyphs")
     monkeypatch.setattr(module, "_draw", lambda folder, *_, **__: folder.mkdir(parents=True))
-    assert get("glyphs", tmp_path / "glyphs") == f"glyphs: 10,144 images in {tmp_path / 'glyphs'}"
+    assert (
+        download_dataset("glyphs", tmp_path / "glyphs") == f"glyphs: 10,144 images in {tmp_path / 'glyphs'}"
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from firstpage.data.glyphs import glyphs
+from firstpage.data.glyphs import draw_glyphs
 
 module = importlib.import_module("firstpage.data.glyphs")  # the package may export the function by its name
 
@@ -22,7 +22,7 @@ module = importlib.import_module("firstpage.data.glyphs")  # the package may exp
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """One image of each class, drawn once for this file."""
-    return glyphs(tmp_path_factory.mktemp("glyphs") / "one", images=1)
+    return draw_glyphs(tmp_path_factory.mktemp("glyphs") / "one", images=1)
 
 
 def digest(catalog):
@@ -35,7 +35,7 @@ def scripts():
 
 def faces():
     fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    return {face: module._face(fonts / f"{face}.ttf") for face in module._FACES}
+    return {face: module._load_face(fonts / f"{face}.ttf") for face in module._FACES}
 
 
 def test_is_large_and_class_disjoint_by_script(one):
@@ -66,7 +66,7 @@ def test_images_are_small_color_pictures_with_something_on_them(one):
 
 
 def test_has_at_least_sixteen_images_a_class_by_default():
-    assert glyphs.__kwdefaults__["images"] >= 16
+    assert draw_glyphs.__kwdefaults__["images"] >= 16
 
 
 def test_faces_take_turns_and_no_image_repeats(tmp_path):
@@ -114,44 +114,44 @@ def test_no_two_classes_look_alike():
 
 
 def test_is_deterministic_and_seeds_differ(one, tmp_path):
-    assert digest(glyphs(tmp_path / "again", images=1)) == digest(one)
-    assert digest(glyphs(tmp_path / "other", images=1, seed=1)) != digest(one)
+    assert digest(draw_glyphs(tmp_path / "again", images=1)) == digest(one)
+    assert digest(draw_glyphs(tmp_path / "other", images=1, seed=1)) != digest(one)
 
 
 def test_first_images_do_not_depend_on_threads(one, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ThreadPoolExecutor", lambda: ThreadPoolExecutor(1))
-    assert digest(glyphs(tmp_path / "single", images=1)) == digest(one)
+    assert digest(draw_glyphs(tmp_path / "single", images=1)) == digest(one)
 
 
 def test_is_drawn_once(one, monkeypatch):
     monkeypatch.setattr(module, "_create", lambda *_: pytest.fail("drawn again"))
-    assert glyphs(one.root, images=1).paths == one.paths
+    assert draw_glyphs(one.root, images=1).paths == one.paths
 
 
 def test_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("FIRSTPAGE_CACHE", raising=False)  # it comes before the user's cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_draw", lambda folder, *_, **__: folder.mkdir(parents=True))
-    catalog = glyphs(images=2, seed=3)
+    catalog = draw_glyphs(images=2, seed=3)
     assert catalog.root.parent == tmp_path / "firstpage"
-    assert catalog.root != glyphs(images=2, seed=4).root
+    assert catalog.root != draw_glyphs(images=2, seed=4).root
 
 
 def test_refuses_a_folder_of_other_things_or_settings(one, tmp_path):
-    with pytest.raises(ValueError, match=r"it holds .*'images': 1.*; use another folder"):
-        glyphs(one.root, images=2)
+    with pytest.raises(ValueError, match=r"it contains .*'images': 1.*; use another folder"):
+        draw_glyphs(one.root, images=2)
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="it holds other files; use a new or empty folder"):
-        glyphs(tmp_path)
+    with pytest.raises(ValueError, match="it contains other files; use a new or empty folder"):
+        draw_glyphs(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(ValueError, match=r"images=0\): images must be at least 1"):
-        glyphs(tmp_path / "new", images=0)
+        draw_glyphs(tmp_path / "new", images=0)
     with pytest.raises(ValueError, match=r"seed=-1\): seed must not be negative"):
-        glyphs(tmp_path / "new", seed=-1)
+        draw_glyphs(tmp_path / "new", seed=-1)
 
 
 def test_a_killed_run_leaves_no_folder_and_the_next_one_is_whole(one, tmp_path):
-    code = "import sys; from firstpage.data.glyphs import glyphs; glyphs(sys.argv[1])"
+    code = "import sys; from firstpage.data.glyphs import draw_glyphs; draw_glyphs(sys.argv[1])"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "glyphs")]) as process:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob(".glyphs.*.part/latin/*/00.png")):
@@ -162,7 +162,7 @@ def test_a_killed_run_leaves_no_folder_and_the_next_one_is_whole(one, tmp_path):
     assert not (tmp_path / "glyphs").exists()
     (left,) = tmp_path.iterdir()
     os.utime(left, (0, 0))
-    assert digest(glyphs(tmp_path / "glyphs", images=1)) == digest(one)
+    assert digest(draw_glyphs(tmp_path / "glyphs", images=1)) == digest(one)
     assert [path.name for path in tmp_path.iterdir()] == ["glyphs"]  # what was left long ago is gone
 
 
@@ -172,12 +172,12 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_paint", full)
     with pytest.raises(OSError, match="no space left"):
-        glyphs(tmp_path / "glyphs", images=1)
+        draw_glyphs(tmp_path / "glyphs", images=1)
     assert not list(tmp_path.iterdir())
 
 
 def test_two_at_once_both_get_the_whole(one, tmp_path):
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: glyphs(tmp_path / "glyphs", images=1), range(2)))
+        both = list(pool.map(lambda _: draw_glyphs(tmp_path / "glyphs", images=1), range(2)))
     assert digest(both[0]) == digest(both[1]) == digest(one)
     assert [path.name for path in tmp_path.iterdir()] == ["glyphs"]

@@ -12,7 +12,7 @@ import pytest
 from scipy.io import savemat
 
 from firstpage.data import kinds, read
-from firstpage.data.glyphs import glyphs
+from firstpage.data.glyphs import draw_glyphs
 
 CHECKOUT = Path(__file__).parents[2]
 CUB = Path(os.environ.get("FIRSTPAGE_CUB", CHECKOUT.parent / "shared/data/cub200"))
@@ -86,8 +86,7 @@ def test_warnings_are_given_and_kept_and_blame_the_caller(tmp_path):
     assert [str(warning.message) for warning in given] == catalog.warnings
     assert {warning.filename for warning in given} == {__file__}
     assert (
-        "1 of 2 images are not on disk, the first is 'images/101.Bird 101/zaunkönig.jpg'"
-        in catalog.warnings[0]
+        "1 of 2 images are missing, the first is 'images/101.Bird 101/zaunkönig.jpg'" in catalog.warnings[0]
     )
     assert "cub: train has 1 images, the published split has 5,864" in catalog.warnings
     assert len(catalog) == 2
@@ -97,9 +96,9 @@ def test_warnings_are_given_and_kept_and_blame_the_caller(tmp_path):
     ("file", "text", "message"),
     [
         ("images.txt", "1\n", r"images\.txt:1: expected 2 fields, got 1: '1'$"),
-        ("images.txt", "\n", r"images\.txt: holds no rows$"),
-        ("image_class_labels.txt", "1 1\n", r"image or class '2' is in one table and not in another$"),
-        ("classes.txt", "1 001.Bird\n", r"image or class '101' is in one table and not in another$"),
+        ("images.txt", "\n", r"images\.txt: has no rows$"),
+        ("image_class_labels.txt", "1 1\n", r"image or class '2' is in one table but not in another$"),
+        ("classes.txt", "1 001.Bird\n", r"image or class '101' is in one table but not in another$"),
         ("bounding_boxes.txt", "1 1 1 1 x\n2 1 1 1 1\n", r"bounding_boxes\.txt: could not convert .* 'x'$"),
     ],
 )
@@ -206,9 +205,7 @@ def test_cars_of_a_mirror_that_lacks_images(tmp_path):
     rows = annotations(names, classes, "relative_im_path")
     savemat(tmp_path / "cars_annos.mat", {"annotations": rows, "class_names": CAR_CLASSES})
     images(tmp_path, *names[:100])
-    with pytest.warns(
-        UserWarning, match="16,085 of 16,185 images are not on disk, the first is 'car_ims/000101"
-    ):
+    with pytest.warns(UserWarning, match="16,085 of 16,185 images are missing, the first is 'car_ims/000101"):
         catalog = read(tmp_path)
     assert len(catalog.warnings) == 1
     assert {name: rows.size for name, rows in catalog.splits.items()} == {"train": 8_054, "test": 8_131}
@@ -269,7 +266,7 @@ def test_sop_of_published_size_is_not_warned_of(tmp_path):
     rows = [f"{row} {row // 5} 1 bicycle_final/{row}.JPG\n" for row in range(59_551 + 60_502)]
     tables = {"Ebay_train.txt": rows[:59_551], "Ebay_test.txt": rows[59_551:]}
     write(tmp_path, {name: HEADER + "".join(lines) for name, lines in tables.items()})
-    with pytest.warns(UserWarning, match="sop: 120,053 of 120,053 images are not on disk"):
+    with pytest.warns(UserWarning, match="sop: 120,053 of 120,053 images are missing"):
         catalog = read(tmp_path)
     assert len(catalog.warnings) == 1
 
@@ -303,7 +300,7 @@ def test_inshop_of_published_size_is_not_warned_of(tmp_path):
     ]
     header = "52712\nimage_name item_id evaluation_status\n"
     write(tmp_path, {"Eval/list_eval_partition.txt": header + "".join(lines)})
-    with pytest.warns(UserWarning, match="inshop: 52,712 of 52,712 images are not on disk"):
+    with pytest.warns(UserWarning, match="inshop: 52,712 of 52,712 images are missing"):
         catalog = read(tmp_path)
     assert len(catalog.warnings) == 1
 
@@ -346,7 +343,7 @@ def test_hotels50k(tmp_path, tables, train, test):
         },
     )
     with pytest.warns(
-        UserWarning, match="1 of 3 images are not on disk, the first is 'images/train/1/40/traffickcam/8.jpg'"
+        UserWarning, match="1 of 3 images are missing, the first is 'images/train/1/40/traffickcam/8.jpg'"
     ):
         catalog = read(tmp_path)
     assert catalog.name == "hotels50k"
@@ -421,7 +418,7 @@ def test_lfw_missing_image_loses_its_pairs(tmp_path):
     lfw_copy(tmp_path, "lfw/")
     (tmp_path / "lfw/José_Ruiz/José_Ruiz_0010.jpg").unlink()
     catalog = quietly(tmp_path)
-    assert "lfw: 2 of 4 pairs name an image that is not on disk" in catalog.warnings
+    assert "lfw: 2 of 4 pairs name an image that does not exist" in catalog.warnings
     assert catalog.pairs.same.tolist() == [True, True]
 
 
@@ -429,8 +426,8 @@ def test_lfw_missing_image_loses_its_pairs(tmp_path):
     ("text", "message"),
     [
         ("", r"pairs\.txt:1: expected the number of folds"),
-        ("10 0\n", r"promises 10 folds of 0 \+ 0 pairs, has 0 pairs$"),
-        ("1 1\nAnn_Lee 1 2\n", r"promises 1 folds of 1 \+ 1 pairs, has 1 pairs$"),
+        ("10 0\n", r"announces 10 folds of 0 \+ 0 pairs, but has 0 pairs$"),
+        ("1 1\nAnn_Lee 1 2\n", r"announces 1 folds of 1 \+ 1 pairs, but has 1 pairs$"),
         ("1 1\nAnn_Lee 1 2\nAnn_Lee one two\n", r"pairs\.txt:3: expected 'name n1 n2'"),
         ("1 1\nAnn_Lee 1 2\nAnn_Lee\n", r"pairs\.txt:3: expected 'name n1 n2'"),
         ("1 1\nNo_One 1 2\nNo_One 1 3\n", r"names 'No_One', but neither"),
@@ -481,7 +478,7 @@ def test_folder_reports_what_it_does_not_read(tmp_path):
     (tmp_path / "train/empty").mkdir()
     assert quietly(tmp_path).warnings == [
         f"folder: 1 images in '{tmp_path / 'test'}' are in no class folder, the first is 'loose.jpg'",
-        "folder: folders beside train, test are not read: masks",
+        "folder: folders beside train, test are ignored: masks",
         "folder: 1 of 3 classes have no image, the first is 'empty'",
     ]
 
@@ -495,20 +492,20 @@ def test_kinds_that_are_not_read_are_told(tmp_path):
     assert catalog.paths == ["auk/1.jpg", "auk/2.avif", "auk/roll.raw/1.jpg"]
     assert catalog.unread == {".heic": 2, ".svg": 1}
     assert catalog.warnings == [
-        "folder: 2 .heic files are not read: convert them to JPEG or PNG",
-        "folder: 1 .svg files are not read: convert them to JPEG or PNG",
+        "folder: 2 .heic files are not supported; convert them to JPEG or PNG",
+        "folder: 1 .svg files are not supported; convert them to JPEG or PNG",
         "folder: 1 of 2 classes have no image, the first is 'wren'",
     ]
 
 
 def test_folder_of_kinds_that_are_not_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no images; 2 \.heic files are not read: convert them"):
+    with pytest.raises(FileNotFoundError, match=r"no images; 2 \.heic files are not supported; convert them"):
         read(images(tmp_path, "auk/1.heic", "2.heic"))
 
 
 def test_images_outside_class_folders_are_read_only_when_asked_for(tmp_path):
     (images(tmp_path, "flat/2.jpg", "flat/1.jpg", "flat/notes.txt", "flat/.3.jpg") / "flat/empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"2 images lie outside class folders: move them to flat/<cl"):
+    with pytest.raises(FileNotFoundError, match=r"2 images are outside class folders; move them to flat/<cl"):
         read(tmp_path / "flat")
     catalog = read(tmp_path / "flat", unlabeled=True)
     assert (catalog.paths, catalog.classes, catalog.splits) == (["1.jpg", "2.jpg"], ["flat"], {})
@@ -614,7 +611,7 @@ def test_csv_root_and_absolute_paths(tmp_path):
         ("file,label\na,b\n", r"no column 'path'; its columns are file, label$"),
         ("path,class\na,b\n", r"no column 'label'; its columns are path, class$"),
         ("path,label,x0,y0,x1\na,b,1,2,3\n", r"no column 'y1'; its columns are path, label, x0, y0, x1$"),
-        ("path,label\n", r"has no rows below its header$"),
+        ("path,label\n", r"has no rows after its header$"),
         ("path,label\na,b\nc\n", r"birds\.csv: row 3: expected 2 cells, got 1$"),
         ("path,label\na,b\nc,d,e\n", r"row 3: expected 2 cells, got 3$"),
         ("path,label\n,b\n", r"row 2: empty path$"),
@@ -706,24 +703,24 @@ def test_path_that_cannot_be_read(tmp_path):
         read(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"no images; expected .*/<class>/<image>\.jpg"):
         read(images(tmp_path, "1.txt"))
-    with pytest.raises(ValueError, match="neither a folder nor a table; extract it, or give kind="):
+    with pytest.raises(ValueError, match="neither a folder nor a table; extract it, or set kind="):
         read(images(tmp_path, "birds.zip") / "birds.zip")
     with pytest.raises(ValueError, match=r"kind='birds'\): must be one of cub, cars, .*, glyphs$"):
         read(tmp_path, "birds")
-    with pytest.raises(FileNotFoundError, match=r"holds glyphs.json$"):
+    with pytest.raises(FileNotFoundError, match=r"contains glyphs.json$"):
         read(tmp_path, "glyphs")
 
 
 def test_two_datasets_in_one_folder_are_not_guessed_between(tmp_path):
     cub_copy(tmp_path / "CUB_200_2011")
     write(tmp_path / "products", {"Ebay_train.txt": HEADER})
-    with pytest.raises(ValueError, match="holds cub and sop; give the folder of one, or kind="):
+    with pytest.raises(ValueError, match="contains cub and sop; give the folder of one, or set kind="):
         read(tmp_path)
     assert quietly(tmp_path, "cub").name == "cub"
 
 
 def test_glyphs_are_read_from_the_folder_they_were_drawn_into(tmp_path):
-    drawn = glyphs(tmp_path / "glyphs", images=1, seed=3)
+    drawn = draw_glyphs(tmp_path / "glyphs", images=1, seed=3)
     for path in (tmp_path, tmp_path / "glyphs"):
         assert read(path).paths == drawn.paths
 

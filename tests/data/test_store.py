@@ -24,6 +24,7 @@ from firstpage.data import store as store_module
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import NO_MEMORY, Unreadable
 from firstpage.data.framing import Framing, decode_rows, file_state
+from firstpage.data.locking import exclusive
 from firstpage.data.store import PixelStore
 from firstpage.data.store_builder import CHUNK, Builder
 from firstpage.data.stream import Stream
@@ -149,9 +150,9 @@ def test_an_unchanged_store_is_opened_without_reading_a_file(images, tmp_path, m
     store = built(images, tmp_path / "stores")
     os.utime(images.root / "2.png", ns=(1, 1))
     asked = []
-    real = store_builder.fingerprints
+    real = store_builder.fingerprint_files
     monkeypatch.setattr(
-        store_builder, "fingerprints", lambda root, paths: asked.extend(paths) or real(root, paths)
+        store_builder, "fingerprint_files", lambda root, paths: asked.extend(paths) or real(root, paths)
     )
     monkeypatch.setattr(store_builder, "decode_rows", lambda *_: pytest.fail("decoded again"))
     assert built(images, tmp_path / "stores").path == store.path
@@ -324,7 +325,9 @@ def test_a_build_killed_in_the_middle_goes_on_where_it_stopped(photographs, tmp_
     assert len(workers) == 2
     wait_for(lambda: not any(map(alive, workers)))
     assert stores_in(folder) == []
+    (lock,) = folder.glob("building-*.lock")  # the file stays, but nobody holds the lock
     (journal,) = folder.glob("building-*/journal")
+    assert lock.with_suffix("") == journal.parent
     finished = journal.read_bytes().count(b"\n")
     assert 3 <= finished < 13
     with journal.open("ab") as file:
@@ -369,7 +372,10 @@ def build_many(catalog, folder, rounds, barrier, results):
         barrier.wait()
         try:
             results.put(
-                (number, Builder(catalog, folder / str(number), Framing(4), 0, progress=False).path())
+                (
+                    number,
+                    Builder(catalog, folder / str(number), Framing(4), 0, progress=False).find_or_build(),
+                )
             )
         except Exception as error:
             results.put((number, repr(error)))
@@ -388,12 +394,87 @@ def test_processes_that_start_at_the_same_moment_agree(images, tmp_path):
     assert paths == {(number, *(tmp_path / str(number)).iterdir()) for number in range(rounds)}
 
 
+def test_a_second_process_says_that_it_waits(images, tmp_path, capfd):
+    (tmp_path / "stores").mkdir()
+    builder = Builder(images, tmp_path / "stores", Framing(4), 0)
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with exclusive(builder._building):
+            held.set()
+            release.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    timer = threading.Timer(0.3, release.set)
+    timer.start()
+    store = builder.find_or_build()
+    assert release.is_set()
+    holder.join()
+    timer.join()
+    assert list((tmp_path / "stores").iterdir()) == [store]
+    message = "another process is building the same pixel store; waiting for it"
+    assert " ".join(capfd.readouterr().err.split()).count(message) == 1
+
+
+def test_a_lock_excludes_others_although_its_file_is_removed_each_time(tmp_path):
+    fork, count, rounds = multiprocessing.get_context("fork"), 4, 50
+    (tmp_path / "number").write_text("0")
+
+    def add():
+        for _ in range(rounds):
+            with exclusive(tmp_path / "number"):
+                number = int((tmp_path / "number").read_text())
+                time.sleep(0.0005)
+                (tmp_path / "number").write_text(str(number + 1))
+
+    processes = [fork.Process(target=add) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * count
+    assert (tmp_path / "number").read_text() == str(count * rounds)
+    assert [path.name for path in tmp_path.iterdir()] == ["number"]
+
+
+def test_without_locks_a_store_is_opened_but_not_built(images, tmp_path, monkeypatch):
+    def no_locks(*_, **__):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    store = built(images, tmp_path / "stores")
+    before = contents(store.path)
+    os.utime(images.root / "2.png", ns=(1, 1))
+    monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
+    assert built(images, tmp_path / "stores").path == store.path
+    assert contents(store.path) == before
+    with pytest.raises(OSError, match="No locks available; choose another folder"):
+        built(images, tmp_path / "stores", size=9)
+    assert stores_in(tmp_path / "stores") == [store.path]
+
+
+def test_a_store_in_a_read_only_folder_is_opened():
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        picture().save(root / "a.png")
+        store = built(catalog_of(root, ["a.png"]), root / "stores")
+        before = contents(store.path)
+        os.utime(root / "a.png", ns=(1, 1))
+        for folder in (root / "stores", store.path):
+            folder.chmod(0o555)
+        with ordinary_user():
+            assert built(catalog_of(root, ["a.png"]), root / "stores").path == store.path
+        assert contents(store.path) == before
+
+
 def test_a_file_size_limit_leaves_one_line_and_nothing_else(photographs, tmp_path):
     folder = tmp_path / "stores"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, 2**19))"
     _, error = start(photographs, folder, 100, limit).communicate(timeout=60)
     last = error.strip().splitlines()[-1]
-    assert f"no pixel store can be written to '{folder}': File too large; make 0.0 GB of room" in last
+    assert f"cannot write a pixel store to '{folder}': File too large; free 0.0 GB or choose" in last
     assert list(folder.iterdir()) == []
 
 
@@ -403,7 +484,7 @@ def test_a_disk_that_fills_up_leaves_no_store(images, tmp_path, monkeypatch):
 
     real = store_builder.decode_rows
     monkeypatch.setattr(store_builder, "decode_rows", full)
-    with pytest.raises(OSError, match="No space left on device; make") as caught:
+    with pytest.raises(OSError, match=r"No space left on device; free 0\.0 GB") as caught:
         built(images, tmp_path / "stores")
     assert caught.value.errno == errno.ENOSPC
     assert "\n" not in str(caught.value)
@@ -454,7 +535,7 @@ def test_workers_say_how_they_ended_and_are_light():
         assert workers.submit(file_state, "nowhere.jpg").result() == (-1, -1)
         modules = workers.submit(eval, "sorted(__import__('sys').modules)").result()
         assert "firstpage.data.framing" in modules
-        assert not {"torch", "numpy", "rich"} & set(modules)
+        assert not {"torch", "numpy", "rich", "filelock"} & set(modules)
         with pytest.raises(ZeroDivisionError):
             workers.submit(divmod, 1, 0).result()
         assert workers.submit(max, 1, 2).result() == 2
@@ -485,12 +566,12 @@ def test_batches(images, tmp_path):
     assert store.pixels[3].any()
     assert store.batch([]).shape == (0, 8, 8, 3)
     for mask in (store.ok, store.ok.tolist(), torch.from_numpy(store.ok)):
-        with pytest.raises(IndexError, match=r"a mask of True and False; give np.flatnonzero\(mask\)"):
+        with pytest.raises(IndexError, match=r"rows is a boolean mask; use np.flatnonzero\(mask\)"):
             store.batch(mask)
     with pytest.raises(IndexError, match=r"row -1 is outside 0…5"):
         store.batch([0, -1])
     with pytest.raises(
-        ValueError, match=r"rows \[5\] are unreadable \(5: Truncated File Read\); leave them out"
+        ValueError, match=r"rows \[5\] are unreadable \(5: Truncated File Read\); select rows with store.ok"
     ):
         store.batch([0, 5])
     assert [len(batch) for batch in store.batches([[0], [1, 2]])] == [1, 2]
@@ -500,7 +581,7 @@ def test_a_store_that_fits_the_device_lives_there(images, tmp_path, monkeypatch)
     store = built(images, tmp_path / "stores")
     expected = store.batch([4, 1])
     monkeypatch.setattr(store_module, "_free_bytes", lambda device: 2 * store.pixels.nbytes)
-    monkeypatch.setattr(store_module, "STAGE", 3 * store.pixels[0].nbytes)
+    monkeypatch.setattr(store_module, "COPY_BYTES", 3 * store.pixels[0].nbytes)
     assert store.to("cpu") is store
     monkeypatch.setattr(store, "_from_file", lambda *_: pytest.fail("read from the file"))
     assert torch.equal(store.batch([4, 1]), expected)
@@ -548,7 +629,7 @@ def test_a_stream_names_the_image_it_cannot_read(images):
 def test_arguments(images, tmp_path):
     for settings, message in [
         ({"size": 0}, "size=0: must be at least 1"),
-        ({"resize": "crop"}, "resize='crop': choose one of squash, shorter, pad"),
+        ({"resize": "crop"}, "resize='crop': must be one of squash, shorter, pad"),
         ({"margin": -0.1}, "margin=-0.1: must be at least 0"),
         ({"workers": -2}, "workers=-2: must be at least 0"),
     ]:
@@ -559,8 +640,8 @@ def test_arguments(images, tmp_path):
     store = built(images, tmp_path / "stores")
     about = json.loads((store.path / "store.json").read_text())
     (store.path / "store.json").write_text(json.dumps(about | {"version": 0}))
-    with pytest.raises(ValueError, match="is of version 0, not 1; build it again"):
+    with pytest.raises(ValueError, match="store version 0, expected 1; build it again"):
         PixelStore(store.path)
     shutil.rmtree(store.path)
-    with pytest.raises(FileNotFoundError, match="is no pixel store"):
+    with pytest.raises(FileNotFoundError, match=r"not a pixel store; make one with PixelStore\.build"):
         PixelStore(store.path)

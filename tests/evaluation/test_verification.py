@@ -10,7 +10,7 @@ import sklearn.metrics
 import torch
 
 from firstpage.data.catalog import VerificationPairs
-from firstpage.data.readers.lfw import lfw
+from firstpage.data.readers.lfw import read_lfw
 from firstpage.evaluation import verification, verify
 
 
@@ -82,7 +82,7 @@ def test_folds_come_from_pairs_txt(tmp_path):
         tmp_path.joinpath(name).mkdir()
         for image in range(count):
             tmp_path.joinpath(name, f"{name}_{image + 1:04d}.jpg").touch()
-    catalog = lfw(tmp_path)
+    catalog = read_lfw(tmp_path)
     assert catalog.paths[-1].startswith("Bob")
     points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.1, 1.0], [0.0, 1.0]])
     found = verify(points, catalog.pairs)

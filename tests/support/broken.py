@@ -1,4 +1,4 @@
-"""Two hundred ways in which an image file can be broken, each made once into a folder."""
+"""A folder of image files that are broken in two hundred ways."""
 
 import io
 import os
@@ -28,30 +28,30 @@ UNREADABLE_MODE = "no-permission.jpg"
 
 
 def picture(width: int = 120, height: int = 90, seed: int = 0) -> Image.Image:
-    """Smooth shapes with detail: what no codec turns into a constant."""
+    """Return smooth shapes with detail, which no codec turns into a constant."""
     coarse = np.random.default_rng(seed).integers(0, 255, (9, 12, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def encoded(format: str, **options: object) -> bytes:
+def encode_picture(format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     picture().save(buffer, format, **options)
     return buffer.getvalue()
 
 
 def bombs(side: int = 50_000) -> dict[str, bytes]:
-    """A few bytes each, whose header claims side × side pixels."""
-    jpeg, bmp, gif = encoded("JPEG"), encoded("BMP"), encoded("GIF")
+    """Return small files whose headers claim side × side pixels."""
+    jpeg, bmp, gif = encode_picture("JPEG"), encode_picture("BMP"), encode_picture("GIF")
     frame = jpeg.index(b"\xff\xc0") + 5
     descriptor = gif.index(b"\x2c\0\0\0\0") + 5
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     tags = {256: side, 257: side, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: side, 279: side * side % 2**32}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    lossless = bytearray(encoded("WEBP", lossless=True))
+    lossless = bytearray(encode_picture("WEBP", lossless=True))
     lossless[21:25] = struct.pack("<I", 0x3FFF | 0x3FFF << 14)
     return {
-        "bomb.png": b"\x89PNG\r\n\x1a\n" + chunk + encoded("PNG")[33:],
+        "bomb.png": b"\x89PNG\r\n\x1a\n" + chunk + encode_picture("PNG")[33:],
         "bomb.jpg": jpeg[:frame] + struct.pack(">HH", side, side) + jpeg[frame + 4 :],
         "bomb.bmp": bmp[:18] + struct.pack("<ii", side, side) + bmp[26:],
         "bomb.tif": b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0",
@@ -69,20 +69,20 @@ def bombs(side: int = 50_000) -> dict[str, bytes]:
 
 def extended_webp(side: int) -> bytes:
     canvas = struct.pack("<I", side - 1)[:3] * 2
-    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + canvas + encoded("WEBP")[12:]
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + canvas + encode_picture("WEBP")[12:]
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def make_broken(folder: Path) -> list[str]:
-    """Fill `folder`; returns the names, all of them unreadable to an ordinary user."""
+    """Fill `folder` with files that an ordinary user cannot read as images, and return their names."""
     contents: dict[str, bytes] = dict(bombs())
     for name, (format, options) in FORMATS.items():
-        whole = encoded(format, **options)
+        whole = encode_picture(format, **options)
         for cut in CUTS:
             end = int(cut * len(whole)) if isinstance(cut, float) else cut
             contents[f"cut at {cut} {name}"] = whole[:end]
         contents[f"magic {name}"] = b"\0\1\2\3" * 4 + whole[16:]
-    sound = encoded("JPEG")
+    sound = encode_picture("JPEG")
     contents |= {
         "empty.jpg": b"",
         "one-byte.jpg": b"\xff",
@@ -111,9 +111,9 @@ def make_broken(folder: Path) -> list[str]:
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Permissions mean nothing to root: be somebody else for a while."""
+    """Drop the privileges of root, who may read everything, within the context."""
     root = os.geteuid() == 0
-    Image.init()  # while everything can still be imported
+    Image.init()  # while its plugins can still be imported
     if root:
         os.seteuid(65534)
     try:

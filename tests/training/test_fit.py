@@ -317,7 +317,7 @@ def test_images_that_cannot_be_read_are_told(stripes, tmp_path, capsys):
     (tmp_path / "images" / stripes.paths[1]).write_bytes(b"no image")
     catalog = replace(stripes, root=tmp_path / "images")
     fit(recipe("schedule.epochs=1"), catalog, tmp_path / "run", cache=tmp_path / "cache")
-    told = "1 of 192 images cannot be read, such as 00-1.png: firstpage data check tells why"
+    told = "1 of 192 images cannot be read, such as 00-1.png; firstpage data check lists the reasons"
     shown = " ".join(capsys.readouterr().err.split())
     assert told in shown
     assert "stripes: training on 127 images of 16 classes, testing on 64 of 8" in shown

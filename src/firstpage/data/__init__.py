@@ -1,7 +1,8 @@
 """Data: from folders of images to batches.
 
-`read` makes a `Catalog` of any layout, `PixelStore` decodes it once, `GroupSampler` plans batches of a few
-images from each of many classes, and `Augment` crops and colors them on the device.
+`read` returns the `Catalog` of a dataset in any known layout, `PixelStore` decodes its images once,
+`GroupSampler` plans batches of a few images from each of many classes, and `Augment` augments a batch on its
+device.
 
 >>> from firstpage import data
 >>> data.kinds()[:3]

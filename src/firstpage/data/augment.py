@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch on its device: crop, flip, color jitter, normalization."""
+"""Augmentation of a batch on its device: crop, flip, color jitter, normalization."""
 
 from __future__ import annotations
 
@@ -24,43 +24,44 @@ _GRAY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's
 
 @dataclass(frozen=True)
 class Augment:
-    """From stored pixels to a network's input, a batch at a time, on the device that holds it.
+    """Turns a batch of stored pixels into the input of a network, on the device of the batch.
 
-    Every sample gets its own crop, flip and colors. They are drawn on the CPU from `(seed, step)` and the
-    sample's place in the batch, so CPU and GPU agree, a step can be repeated exactly, and no random state
-    has to be saved. Those of a few steps travel to the device in one small asynchronous copy: nothing waits.
+    Every sample has its own random crop, flip and colors. They depend only on `(seed, step)` and the position
+    of the sample in the batch and are generated on the CPU, so that CPU and GPU agree, a step can be repeated
+    exactly, and no random state has to be saved. The parameters of several steps are sent to the device in
+    one small asynchronous copy.
 
     Crops:
 
-    - `"center"`: the middle, no randomness (test).
-    - `"random"`: a `size` × `size` window at any whole-pixel place: pixels are copied, never resampled.
+    - `"center"`: the center, not random (test).
+    - `"random"`: a `size` × `size` window at a random position in whole pixels, without resampling.
     - `"resized"`: RandomResizedCrop. A window of `scale` of the area and `ratio` width to height (its
-      logarithm uniform), resized to `size` × `size`; ten tries, then the largest central window of allowed
-      ratio. Bilinear without antialias: from a 256 pixel store to 224–227 pixels a window is enlarged, or
-      shrunk by at most 1.2, where antialias changes nothing to speak of. Shrinking by more than 2 would
-      alias: build the store smaller instead.
+      logarithm uniform), resized to `size` × `size`; after ten tries, the largest central window of allowed
+      ratio. Bilinear without antialiasing: from a store of 256 pixels to 224–227 pixels a window is enlarged,
+      or reduced by at most 1.2, where antialiasing makes no visible difference. Reducing by more than 2 would
+      cause aliasing: build a smaller store instead.
 
     Color jitter is `(brightness, contrast, saturation, hue)`: each of the first three is a factor in
     `1 ± value`, hue a shift of at most `value` (of a full turn, up to 0.5), applied in this order.
 
     Args:
         size: Side of the output.
-        crop: One of the above.
-        scale: Least and greatest part of the area, for `"resized"`.
-        ratio: Least and greatest width / height, for `"resized"`.
+        crop: `"center"`, `"random"` or `"resized"`.
+        scale: Minimum and maximum share of the area, for `"resized"`.
+        ratio: Minimum and maximum width / height, for `"resized"`.
         flip: Probability of a horizontal flip.
         jitter: Strengths of the color jitter.
-        mean: Of each channel, for pixels in 0..1.
-        std: Of each channel, for pixels in 0..1.
-        fused: Let `torch.compile` make one kernel of the device's part: a GPU then writes each pixel once.
+        mean: Mean of each channel, for pixels in 0..1.
+        std: Standard deviation of each channel, for pixels in 0..1.
+        fused: Compile the device's part into one kernel with `torch.compile`: a GPU then writes each pixel
+            once.
 
-    Example:
-        >>> pixels = torch.randint(256, (4, 256, 256, 3), dtype=torch.uint8)
-        >>> images = Augment.train(size=224, crop="resized")(pixels, seed=0, step=1)
-        >>> images.shape, images.dtype, images.is_contiguous(memory_format=torch.channels_last)
-        (torch.Size([4, 3, 224, 224]), torch.float32, True)
-        >>> Augment.test(size=224)(pixels).shape
-        torch.Size([4, 3, 224, 224])
+    >>> pixels = torch.randint(256, (4, 256, 256, 3), dtype=torch.uint8)
+    >>> images = Augment.train(size=224, crop="resized")(pixels, seed=0, step=1)
+    >>> images.shape, images.dtype, images.is_contiguous(memory_format=torch.channels_last)
+    (torch.Size([4, 3, 224, 224]), torch.float32, True)
+    >>> Augment.test(size=224)(pixels).shape
+    torch.Size([4, 3, 224, 224])
     """
 
     size: int = 227
@@ -76,15 +77,23 @@ class Augment:
     def __post_init__(self) -> None:
         _require(self.size >= 1, "size", self.size, "must be at least 1")
         _require(
-            self.crop in ("center", "random", "resized"), "crop", self.crop, "use center, random or resized"
+            self.crop in ("center", "random", "resized"),
+            "crop",
+            self.crop,
+            "must be center, random or resized",
         )
         _require(
-            0 < self.scale[0] <= self.scale[1] <= 1, "scale", self.scale, "use 0 < least <= greatest <= 1"
+            0 < self.scale[0] <= self.scale[1] <= 1,
+            "scale",
+            self.scale,
+            "must satisfy 0 < minimum <= maximum <= 1",
         )
-        _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "use 0 < least <= greatest")
-        _require(0 <= self.flip <= 1, "flip", self.flip, "must be a probability")
+        _require(
+            0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "must satisfy 0 < minimum <= maximum"
+        )
+        _require(0 <= self.flip <= 1, "flip", self.flip, "must be in 0..1")
         fits = len(self.jitter) == 4 and min(self.jitter) >= 0 and self.jitter[3] <= 0.5
-        _require(fits, "jitter", self.jitter, "use four values >= 0, hue at most 0.5")
+        _require(fits, "jitter", self.jitter, "must be four values >= 0, hue at most 0.5")
         _require(min(self.std) > 0, "std", self.std, "must be positive")
 
     @classmethod
@@ -100,11 +109,10 @@ class Augment:
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> Self:
-        """Random crops and flips.
+        """Return the augmentation of training: random crops and flips.
 
-        Example:
-            >>> Augment.train(size=224, jitter=(0.2, 0.2, 0.2, 0.0)).flip
-            0.5
+        >>> Augment.train(size=224, jitter=(0.2, 0.2, 0.2, 0.0)).flip
+        0.5
         """
         return cls(size, crop, scale, ratio, flip, jitter, mean, std)
 
@@ -116,11 +124,10 @@ class Augment:
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> Self:
-        """The center crop, normalized.
+        """Return the preprocessing of tests: the center crop.
 
-        Example:
-            >>> Augment.test(size=224).crop
-            'center'
+        >>> Augment.test(size=224).crop
+        'center'
         """
         return cls(size, mean=mean, std=std)
 
@@ -130,14 +137,14 @@ class Augment:
         """Augment a batch.
 
         Args:
-            pixels: uint8 `[B, H, W, 3]`, on any device.
-            seed: Of the run. Needed, like `step`, when anything is random.
-            step: Of the run, counted over epochs: every step draws anew.
-            first: Place of the first sample in the global batch; with it a rank's slice gets exactly what
-                one process would give it.
+            pixels: `[B, H, W, 3]` uint8, on any device.
+            seed: Seed of the run. Required, like `step`, if anything is random.
+            step: Step of the run, counted across epochs.
+            first: Position of the first sample in the global batch, so that the slice of a rank gets the same
+                augmentation as in one process.
 
         Returns:
-            float32 `[B, 3, size, size]` in channels-last memory format, on the device of `pixels`.
+            `[B, 3, size, size]` float32 in channels-last memory format, on the device of `pixels`.
         """
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
             raise UserError(
@@ -155,13 +162,13 @@ class Augment:
         )
 
     def _plan(self, pixels: Tensor, seed: int | None, step: int | None, first: int) -> dict[str, Tensor]:
-        """What is to happen to each sample, on the device: box, flip, jitter, and the normalization."""
+        """Return the parameters of each sample, on the device: box, flip, jitter, and the normalization."""
         batch, height, width, _ = pixels.shape
         if self.crop == "center" and not self.flip and not any(self.jitter):
-            seed, step = 0, 0  # what is drawn is not used
+            seed, step = 0, 0  # the random numbers are not used
         if seed is None or step is None:
             raise UserError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
-        # In powers of two, so that the chunks of a large batch share a few plans.
+        # A power of two, so that the chunks of a large batch share a few plans.
         upto = 1 << (first + batch - 1).bit_length() if first + batch else 0
         block = _planned(self, seed, step // _AHEAD, upto, height, width, pixels.device)
         return {name: parts[step % _AHEAD, first : first + batch] for name, parts in block.items()}
@@ -177,7 +184,7 @@ def _planned(
     width: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Plans `[_AHEAD, B, …]` of a block of steps: many small operations are paid for once."""
+    """Return the plans `[_AHEAD, B, …]` of a block of steps, which share many small operations."""
     steps = range(block * _AHEAD, (block + 1) * _AHEAD)
     draws = torch.cat([_uniform(seed, step, batch) for step in steps])
     rows = len(draws)
@@ -203,7 +210,7 @@ def _planned(
     }
     packed = torch.cat([part.float() for part in parts.values()], dim=1)
     if device.type == "cuda":
-        packed = packed.pin_memory()  # or the copy would make the host wait
+        packed = packed.pin_memory()  # otherwise the host would wait for the copy
     widths = [part.shape[1] for part in parts.values()]
     moved = packed.to(device, non_blocking=True).view(_AHEAD, batch, sum(widths))
     return dict(zip(parts, moved.split_with_sizes(widths, dim=2), strict=True))
@@ -222,7 +229,7 @@ def _render(
     flip: float,
     jitter: tuple[float, float, float, float],
 ) -> Tensor:
-    """Do what the plan says: float32 `[B, 3, size, size]`, channels last."""
+    """Apply a plan: float32 `[B, 3, size, size]`, channels last."""
     if crop == "resized":
         images = _resize(pixels, plan, size)
     elif crop == "random" or flip:
@@ -244,7 +251,7 @@ def _middle(length: int, size: int) -> int:
 
 
 def _uniform(seed: int, step: int, batch: int) -> Tensor:
-    """Uniform numbers for each sample, always as many: one setting does not change another's draws."""
+    """Return uniform random numbers, always equally many per sample, whatever the settings."""
     digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest))
     return torch.rand(batch, 7 + 2 * _TRIES, generator=generator, dtype=torch.float64)
@@ -258,7 +265,7 @@ def _boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Tensor:
-    """Windows `[B, 4]` (top, left, height, width) by torchvision's rule, all tries of all samples at once."""
+    """Return windows `[B, 4]` (top, left, height, width) by torchvision's rule, for all tries at once."""
     area = height * width * (scale[0] + tries[:, 0] * (scale[1] - scale[0]))  # [B, tries]
     shape = torch.exp(math.log(ratio[0]) + tries[:, 1] * math.log(ratio[1] / ratio[0]))
     sides = torch.stack([(area / shape).sqrt(), (area * shape).sqrt()], dim=2).round()  # [B, tries, 2]
@@ -275,13 +282,13 @@ def _boxes(
 
 
 def _columns(plan: dict[str, Tensor], size: int) -> Tensor:
-    """Output columns 0..size-1 for each sample, backwards where it is flipped: `[B, size]`."""
+    """Return the output columns 0..size-1 of each sample, reversed if it is flipped: `[B, size]`."""
     column = torch.arange(size, device=plan["flip"].device)
     return torch.where(plan["flip"] > 0, size - 1 - column, column)
 
 
 def _copy(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
-    """Windows at whole pixels: float32 `[B, 3, size, size]` with values 0..255."""
+    """Copy windows at whole pixels: float32 `[B, 3, size, size]` with values 0..255."""
     batch, height, width, _ = pixels.shape
     corner = plan["box"].long()
     rows = corner[:, 0:1] + torch.arange(size, device=pixels.device)  # [B, size]
@@ -293,7 +300,7 @@ def _copy(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
 
 
 def _resize(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
-    """Windows resized bilinearly, as if cut out first: float32 `[B, 3, size, size]` with values 0..255."""
+    """Resize windows bilinearly, as if cropped first: float32 `[B, 3, size, size]` with values 0..255."""
     _, height, width, _ = pixels.shape
     top, left, tall, wide = plan["box"][:, :, None].unbind(dim=1)  # each [B, 1]
     row = torch.arange(size, device=pixels.device)
@@ -307,7 +314,7 @@ def _resize(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
 
 
 def _jitter(images: Tensor, factors: Tensor, strength: tuple[float, float, float, float]) -> Tensor:
-    """Brightness, contrast, saturation and hue of images in 0..1; those of strength 0 are left out."""
+    """Jitter brightness, contrast, saturation and hue of images in 0..1, unless their strength is 0."""
     brightness, contrast, saturation, hue = factors[:, :, None, None, None].unbind(dim=1)  # each [B, 1, 1, 1]
     if strength[0]:
         images = (images * brightness).clamp(0, 1)
@@ -324,7 +331,7 @@ def _gray(images: Tensor) -> Tensor:
 
 
 def _shift_hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue, keeping the value and the chroma of every pixel (HSV)."""
+    """Rotate the hue of every pixel, without changing its value and chroma (HSV)."""
     red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
     value = images.amax(dim=1, keepdim=True)
     chroma = value - images.amin(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Where firstpage keeps what can be made or fetched again: drawn glyphs, decoded pixels, public weights."""
+"""The cache folder, for files that can be created or downloaded again: glyphs, pixels, public weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder() -> Path:
-    """$FIRSTPAGE_CACHE, or the folder `firstpage` of the user's cache.
+    """Return `$FIRSTPAGE_CACHE`, or the folder `firstpage` in the user's cache folder.
 
     >>> import os
     >>> os.environ["FIRSTPAGE_CACHE"] = "somewhere"

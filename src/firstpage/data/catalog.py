@@ -1,4 +1,4 @@
-"""The catalog: which images there are, what they show, and which split they belong to."""
+"""The catalog of a dataset: its images, their classes, and the splits they belong to."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from firstpage.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class VerificationPairs:
-    """Pairs of images to be told apart, in folds, as the LFW protocol lists them.
+    """Pairs of images for face verification, in folds, as the LFW protocol lists them.
 
     Attributes:
-        folds: [P] the fold of each pair, from 0.
-        left: [P] row of the first image.
-        right: [P] row of the second image.
-        same: [P] whether both show the same class.
+        folds: [P] Fold of each pair, from 0.
+        left: [P] Row of the first image.
+        right: [P] Row of the second image.
+        same: [P] Whether both images show the same class.
 
-    Example:
-        >>> zero, one = np.array([0]), np.array([1])
-        >>> len(VerificationPairs(folds=zero, left=zero, right=one, same=np.array([True])))
-        1
+    >>> zero, one = np.array([0]), np.array([1])
+    >>> len(VerificationPairs(folds=zero, left=zero, right=one, same=np.array([True])))
+    1
     """
 
     folds: NDArray[np.int64]
@@ -39,35 +38,34 @@ class VerificationPairs:
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Labeled images and their splits: what every reader makes and everything after it reads.
+    """Labeled images and their splits, as returned by every reader.
 
-    Nothing is opened here: a catalog of a million images is a list of paths and a few arrays.
+    No image is opened: a catalog of a million images is a list of paths and a few arrays.
 
     Attributes:
         name: The kind of dataset, such as "cub" or "folder".
         root: The folder that `paths` are relative to.
         paths: N paths with forward slashes.
-        labels: [N] int64, positions in `classes`.
-        classes: Class names. A class may be without images.
-        splits: Split name to sorted rows; "train" and "test", or "train", "query" and "gallery".
-            A row may be in several (the train images of Hotels-50K are its gallery), or in none.
-        boxes: [N, 4] float32, x0, y0, x1, y1 in pixels of the file; a row of NaN has no box.
-        groups: [N] int64, super-classes as positions in `group_names`.
+        labels: [N] int64, indices into `classes`.
+        classes: Class names. A class may have no images.
+        splits: Sorted rows of each split: "train" and "test", or "train", "query" and "gallery".
+            A row may be in several splits (the train images of Hotels-50K are its gallery), or in none.
+        boxes: [N, 4] float32, x0, y0, x1, y1 in pixels of the file. NaN for images without a box.
+        groups: [N] int64, super-classes as indices into `group_names`.
         group_names: Names of the super-classes.
         pairs: Verification pairs (LFW).
-        unread: Files of kinds of image that are not read, counted by suffix.
-        warnings: What the reader noticed: missing files, counts that differ from the published ones.
+        unread: Number of image files of each unsupported format, by suffix.
+        warnings: Warnings of the reader: missing files, counts that differ from the published ones.
 
     Raises:
-        UserError: An array does not fit the others.
+        UserError: The arrays do not fit each other.
 
-    Example:
-        >>> catalog = Catalog(
-        ...     "folder", Path("birds"), ["wren/1.jpg", "wren/2.jpg", "auk/1.jpg"],
-        ...     labels=np.array([1, 1, 0]), classes=["auk", "wren"], splits={"test": np.array([2])},
-        ... )
-        >>> len(catalog), catalog.path(2).as_posix()
-        (3, 'birds/auk/1.jpg')
+    >>> catalog = Catalog(
+    ...     "folder", Path("birds"), ["wren/1.jpg", "wren/2.jpg", "auk/1.jpg"],
+    ...     labels=np.array([1, 1, 0]), classes=["auk", "wren"], splits={"test": np.array([2])},
+    ... )
+    >>> len(catalog), catalog.path(2).as_posix()
+    (3, 'birds/auk/1.jpg')
     """
 
     name: str
@@ -93,49 +91,47 @@ class Catalog:
         for name, (array, shape) in shapes.items():
             if array is not None and array.shape != shape:
                 raise UserError(
-                    f"Catalog({name}): shape {array.shape} does not fit {rows} paths; give {shape}"
+                    f"Catalog({name}): shape {array.shape} does not fit {rows} paths; must be {shape}"
                 )
         codes = {"labels": (self.labels, self.classes), "groups": (self.groups, self.group_names)}
         for name, (array, names) in codes.items():
             if array is not None and rows and not 0 <= array.min() <= array.max() < len(names):
                 raise UserError(
-                    f"Catalog({name}): {array.min()}..{array.max()} must lie in 0..{len(names) - 1}"
+                    f"Catalog({name}): {array.min()}..{array.max()} must be in 0..{len(names) - 1}"
                 )
         for name, split in self.splits.items():
             if split.size and (split[0] < 0 or split[-1] >= rows or (np.diff(split) <= 0).any()):
-                raise UserError(f"Catalog(splits): rows of {name!r} must ascend and lie in 0..{rows - 1}")
+                raise UserError(f"Catalog(splits): rows of {name!r} must be ascending and in 0..{rows - 1}")
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def path(self, row: int) -> Path:
-        """The file of one row.
+        """Return the path of the image of one row.
 
-        Example:
-            >>> Catalog("x", Path("root"), ["a/1.jpg"], np.array([0]), ["a"], {}).path(0).as_posix()
-            'root/a/1.jpg'
+        >>> Catalog("x", Path("root"), ["a/1.jpg"], np.array([0]), ["a"], {}).path(0).as_posix()
+        'root/a/1.jpg'
         """
         return self.root / self.paths[row]
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | list[int]) -> Catalog:
-        """The catalog of some rows, in the order given.
+        """Return the catalog of some rows, in the given order.
 
-        Labels and groups are numbered anew, so that every class has an image. Splits keep the rows
-        that are left; pairs keep those of which both images are left.
+        Labels and groups are renumbered, so that every class has an image. Splits and verification pairs
+        are restricted to these rows.
 
         Args:
-            rows: Row indices, each at most once, or a mask of N (such as the readable rows of a store).
+            rows: Row indices without repeats, or a mask of length N, such as the `ok` of a store.
 
-        Example:
-            >>> catalog = Catalog("x", Path(), ["a/1", "b/1", "c/1"], np.arange(3), list("abc"), {})
-            >>> part = catalog.take([2, 0])
-            >>> part.paths, part.labels.tolist(), part.classes
-            (['c/1', 'a/1'], [1, 0], ['a', 'c'])
+        >>> catalog = Catalog("x", Path(), ["a/1", "b/1", "c/1"], np.arange(3), list("abc"), {})
+        >>> part = catalog.take([2, 0])
+        >>> part.paths, part.labels.tolist(), part.classes
+        (['c/1', 'a/1'], [1, 0], ['a', 'c'])
         """
         chosen = np.arange(len(self))[np.asarray(rows, None if len(rows) else np.int64)]
         position = np.full(len(self), -1)
         position[chosen] = np.arange(chosen.size)
-        kept = {name: position[split] for name, split in self.splits.items()}
+        splits = {name: position[split] for name, split in self.splits.items()}
         labels, classes = _renumber(self.labels[chosen], self.classes)
         groups, group_names = None, self.group_names
         if self.groups is not None:
@@ -143,14 +139,14 @@ class Catalog:
         pairs = self.pairs
         if pairs is not None:
             left, right = position[pairs.left], position[pairs.right]
-            whole = (left >= 0) & (right >= 0)
-            pairs = VerificationPairs(pairs.folds[whole], left[whole], right[whole], pairs.same[whole])
+            both = (left >= 0) & (right >= 0)
+            pairs = VerificationPairs(pairs.folds[both], left[both], right[both], pairs.same[both])
         return replace(
             self,
             paths=[self.paths[row] for row in chosen],
             labels=labels,
             classes=classes,
-            splits={name: np.sort(rows[rows >= 0]) for name, rows in kept.items() if (rows >= 0).any()},
+            splits={name: np.sort(rows[rows >= 0]) for name, rows in splits.items() if (rows >= 0).any()},
             boxes=None if self.boxes is None else self.boxes[chosen],
             groups=groups,
             group_names=group_names,
@@ -158,24 +154,23 @@ class Catalog:
         )
 
     def split(self, name: str) -> Catalog:
-        """The catalog of one split, with labels numbered anew and the order of rows kept.
+        """Return the catalog of one split, with its labels renumbered.
 
         Args:
-            name: One of `splits`.
+            name: A key of `splits`.
 
         Raises:
             UserError: There is no such split.
 
-        Example:
-            >>> splits = {"train": np.array([0]), "test": np.array([1])}
-            >>> catalog = Catalog("x", Path(), ["a/1", "b/1"], np.array([0, 1]), ["a", "b"], splits)
-            >>> test = catalog.split("test")
-            >>> test.paths, test.labels.tolist(), test.classes
-            (['b/1'], [0], ['b'])
+        >>> splits = {"train": np.array([0]), "test": np.array([1])}
+        >>> catalog = Catalog("x", Path(), ["a/1", "b/1"], np.array([0, 1]), ["a", "b"], splits)
+        >>> test = catalog.split("test")
+        >>> test.paths, test.labels.tolist(), test.classes
+        (['b/1'], [0], ['b'])
         """
         if name not in self.splits:
-            there = f"it has {', '.join(self.splits)}" if self.splits else "make one with split_classes()"
-            raise UserError(f"split({name!r}): catalog {self.name!r} has no such split; {there}")
+            remedy = f"it has {', '.join(self.splits)}" if self.splits else "make one with split_classes()"
+            raise UserError(f"split({name!r}): catalog {self.name!r} has no such split; {remedy}")
         return self.take(self.splits[name])
 
     @overload
@@ -187,80 +182,78 @@ class Catalog:
     def split_classes(
         self, test: float | None = None, *, seed: int | None = None, folds: int | None = None
     ) -> Catalog | list[Catalog]:
-        """Splits by class: no class is in both "train" and "test", as retrieval is measured.
+        """Split by class, as for retrieval: no class is in both "train" and "test".
 
-        Classes without images do not count. To hold out classes of the train half for model selection,
-        split it again: `catalog.split("train").split_classes(folds=4, seed=0)`.
+        Classes without images are ignored. To hold out training classes for model selection, split again:
+        `catalog.split("train").split_classes(folds=4, seed=0)`.
 
         Args:
-            test: Classes to test on: a share in (0, 1), half if not given, or a whole number of classes.
-            seed: Shuffles the classes first. None keeps their order: the first train, the last test,
-                which is the published split of CUB and Cars.
-            folds: Makes this many splits instead; each class is in the test set of exactly one.
+            test: Number of test classes, or their share in (0, 1). Defaults to half of the classes.
+            seed: Shuffle the classes with this seed. By default they keep their order and the last ones
+                are the test classes, as in the published splits of CUB and Cars.
+            folds: Make this many splits instead. Each class is a test class in exactly one of them.
 
         Returns:
-            This catalog with new splits "train" and "test", or a list of them, one a fold.
+            This catalog with new splits "train" and "test", or a list of such catalogs, one per fold.
 
         Raises:
-            UserError: A side would be without classes, or both `test` and `folds` are given.
+            UserError: "train" or "test" would have no classes, or both `test` and `folds` are given.
 
-        Example:
-            >>> catalog = Catalog("x", Path(), list("abcd"), np.arange(4), list("abcd"), {})
-            >>> catalog.split_classes().split("test").classes
-            ['c', 'd']
-            >>> catalog.split_classes(1, seed=0).split("test").classes
-            ['d']
-            >>> [fold.split("test").classes for fold in catalog.split_classes(folds=2)]
-            [['a', 'b'], ['c', 'd']]
+        >>> catalog = Catalog("x", Path(), list("abcd"), np.arange(4), list("abcd"), {})
+        >>> catalog.split_classes().split("test").classes
+        ['c', 'd']
+        >>> catalog.split_classes(1, seed=0).split("test").classes
+        ['d']
+        >>> [fold.split("test").classes for fold in catalog.split_classes(folds=2)]
+        [['a', 'b'], ['c', 'd']]
         """
         classes = np.unique(self.labels)
         if seed is not None:
             classes = np.random.default_rng(seed).permutation(classes)
         if folds is not None:
             if test is not None:
-                raise UserError(f"split_classes(test={test}, folds={folds}): give one of them, not both")
+                raise UserError(f"split_classes(test={test}, folds={folds}): give one of the two")
             if not 2 <= folds <= classes.size:
                 raise UserError(
-                    f"split_classes(folds={folds}): must lie in 2..{classes.size}, the classes there are"
+                    f"split_classes(folds={folds}): must be in 2..{classes.size}, the number of classes"
                 )
-            return [self._tested_on(part) for part in np.array_split(classes, folds)]
+            return [self._with_test_classes(part) for part in np.array_split(classes, folds)]
         if classes.size < 2:
             raise UserError(
-                f"split_classes(): {self.name!r} has {classes.size} class: it takes two, one to either side"
+                f"split_classes(): {self.name!r} has {classes.size} class; a split needs at least two"
             )
         share = 0.5 if test is None else test
         count = round(share * classes.size) if isinstance(share, float) and share < 1 else share
         if not (isinstance(count, int) and 0 < count < classes.size):
             raise UserError(
-                f"split_classes(test={share}): must be a share in (0, 1) or a whole number of classes, and "
-                f"leave some of the {classes.size} classes to either side"
+                f"split_classes(test={share}): must be a share in (0, 1) or a number of classes, and "
+                f"leave at least one of the {classes.size} classes on each side"
             )
-        return self._tested_on(classes[classes.size - count :])
+        return self._with_test_classes(classes[classes.size - count :])
 
-    def _tested_on(self, classes: NDArray[np.int64]) -> Catalog:
-        tested = np.isin(self.labels, classes)
-        return replace(self, splits={"train": np.flatnonzero(~tested), "test": np.flatnonzero(tested)})
+    def _with_test_classes(self, classes: NDArray[np.int64]) -> Catalog:
+        test = np.isin(self.labels, classes)
+        return replace(self, splits={"train": np.flatnonzero(~test), "test": np.flatnonzero(test)})
 
     def summary(self) -> str:
-        """What is in it, in a few lines.
+        """Describe the catalog in a few lines.
 
-        Example:
-            >>> catalog = Catalog("x", Path(), list("abcd"), np.arange(4), list("abcd"), {})
-            >>> print(catalog.split_classes().summary())
-            x: 4 images, 4 classes
-              train: 2 images, 2 classes
-              test: 2 images, 2 classes
+        >>> catalog = Catalog("x", Path(), list("abcd"), np.arange(4), list("abcd"), {})
+        >>> print(catalog.split_classes().summary())
+        x: 4 images, 4 classes
+          train: 2 images, 2 classes
+          test: 2 images, 2 classes
         """
         extras = [", boxes"] if self.boxes is not None else []
         extras += [f", {len(self.group_names):,} groups"] if self.groups is not None else []
         extras += [f", {len(self.pairs):,} pairs"] if self.pairs is not None else []
-        lines = [f"{self.name}: {_counted(self.labels)}{''.join(extras)}"]
-        lines += [f"  {name}: {_counted(self.labels[rows])}" for name, rows in self.splits.items()]
+        lines = [f"{self.name}: {_counts(self.labels)}{''.join(extras)}"]
+        lines += [f"  {name}: {_counts(self.labels[rows])}" for name, rows in self.splits.items()]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 
 
-def _counted(labels: NDArray[np.int64]) -> str:
+def _counts(labels: NDArray[np.int64]) -> str:
     return f"{labels.size:,} images, {np.unique(labels).size:,} classes"
 
 

@@ -1,7 +1,7 @@
-"""Safe decoding: a path goes in; an upright RGB image comes out, or the reason why not.
+"""Safe decoding of image files to upright RGB images.
 
-Nothing a file says is believed before it is checked: what is not a regular file is never opened (a FIFO
-would wait for ever), and the size a header claims is compared with `max_pixels` before memory is taken.
+No file is trusted: only regular files are opened (reading a FIFO would wait forever), and the size that a
+header claims is compared with `max_pixels` before memory is allocated.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 
 from firstpage.errors import UserError
 
-# Photographs of 108 megapixels are real; a worker then takes half a gigabyte for one image, never more.
+# Photographs of 108 megapixels exist; a worker then needs half a gigabyte for one image, never more.
 MAX_PIXELS = 2**27
 
-# Every format a set of images is published in. The rest of Pillow's is left out on purpose: EPS starts
-# Ghostscript, TGA accepts any text, a JPEG 2000 file cut after its header decodes to a blank.
+# The formats in which datasets are published. Pillow's other formats are left out on purpose: EPS starts
+# Ghostscript, TGA accepts any text, and a JPEG 2000 file truncated after its header decodes to a blank image.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-NO_MEMORY = "needs more memory than there is"  # the one reason that is not the file's own
+NO_MEMORY = "needs more memory than there is"  # stores contain this text, and try such files again
 
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -34,7 +34,7 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-KINDS = {
+FILE_KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -46,12 +46,12 @@ Box = tuple[float, float, float, float]
 StrPath = str | os.PathLike[str]
 
 
-class Unreadable(UserError):  # noqa: N818 - the word is the verdict
-    """An image that cannot be had, and why.
+class Unreadable(UserError):  # noqa: N818 - an adjective, as in "unreadable images"
+    """An image file that cannot be decoded.
 
     Args:
-        path: the file, as it was asked for.
-        reason: one line without the path.
+        path: The file.
+        reason: What is wrong with it, in one line without the path.
 
     >>> str(Unreadable("birds/7.jpg", "image file is truncated"))
     'birds/7.jpg: image file is truncated'
@@ -63,58 +63,58 @@ class Unreadable(UserError):  # noqa: N818 - the word is the verdict
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{shown(self.path)}: {self.reason}"
+        return f"{printable(self.path)}: {self.reason}"
 
 
-def shown(path: StrPath) -> str:
-    r"""A path as one printable line, whatever bytes its name holds.
+def printable(path: StrPath) -> str:
+    r"""Return a path as one printable line, whatever characters it contains.
 
-    >>> print(shown("böse.jpg"), shown("two\nlines.jpg"))
+    >>> print(printable("böse.jpg"), printable("two\nlines.jpg"))
     böse.jpg 'two\nlines.jpg'
     """
     text = os.fspath(path)
     return text if text.isprintable() else repr(text)
 
 
-def decode(
-    path: StrPath, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, enough: int = 0
+def decode_image(
+    path: StrPath, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, min_side: int = 0
 ) -> Image.Image:
     """Decode one image file to upright RGB.
 
-    EXIF orientation is applied; CMYK (also Adobe's inverted kind), grayscale, palette, 1-bit and 16-bit
-    images are converted; transparency is laid over white. The first frame of an animation is taken. A cut
-    file is unreadable, not half gray.
+    EXIF orientation is applied. CMYK (including Adobe's inverted kind), grayscale, palette, 1-bit and 16-bit
+    images are converted. Transparent images are drawn on white. Of an animation, the first frame is decoded.
+    A truncated file is unreadable, not half gray.
 
     Args:
-        path: the image file.
-        max_pixels: a header that claims more is refused before memory is taken. Pillow's own limit,
-            2 × `Image.MAX_IMAGE_PIXELS`, holds as well.
-        box: x0, y0, x1, y1 in pixels of the file as stored (before its orientation is applied): what to keep.
-        enough: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long as each
-            side of what is kept has this many pixels; 0 decodes in full.
+        path: The image file.
+        max_pixels: Files whose header claims more pixels are unreadable. Pillow's own limit,
+            2 × `Image.MAX_IMAGE_PIXELS`, applies as well.
+        box: Region to crop, as x0, y0, x1, y1 in pixels of the file, before its orientation is applied.
+        min_side: Allows a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long
+            as each side of the result has at least this many pixels. 0 decodes at full size.
 
     Raises:
-        Unreadable: whatever is wrong with the file.
+        Unreadable: The file cannot be decoded, for any reason.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
     ...     Image.new("LA", (4, 2), (0, 0)).save(file.name)
-    ...     image = decode(file.name)
+    ...     image = decode_image(file.name)
     >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (4, 2), (255, 255, 255))
-    >>> decode("nowhere.jpg")
+    >>> decode_image("nowhere.jpg")
     Traceback (most recent call last):
     ...
     firstpage.data.decode.Unreadable: nowhere.jpg: no such file
     """
     with open_regular(path) as file:
-        return decode_file(file, max_pixels=max_pixels, box=box, enough=enough)
+        return decode_file(file, max_pixels=max_pixels, box=box, min_side=min_side)
 
 
 def decode_file(
-    file: io.BufferedReader, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, enough: int = 0
+    file: io.BufferedReader, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, min_side: int = 0
 ) -> Image.Image:
-    """Decode an image file that is open already; see `decode`.
+    """Decode an open image file; see `decode_image`.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
@@ -126,17 +126,17 @@ def decode_file(
     tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, on odd metadata: it is the pixels that count
-            ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on for the whole process
-            return _decode(file, max_pixels, box, enough)
-    except Exception as error:  # broken bytes make decoders raise anything: struct.error, SyntaxError…
+            warnings.simplefilter("ignore")  # Pillow warns of odd metadata, but only pixels matter
+            ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries enable it for the whole process
+            return _decode(file, max_pixels, box, min_side)
+    except Exception as error:  # broken files make decoders raise anything: struct.error, SyntaxError…
         raise Unreadable(file.name, _reason(error)) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
 def fingerprint(file: io.BufferedReader) -> str:
-    """The content of an open file as 32 hexadecimal digits of its sha256, read in blocks.
+    """Return the first 32 hexadecimal digits of the sha256 of an open file.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -153,7 +153,7 @@ def fingerprint(file: io.BufferedReader) -> str:
 
 
 def open_regular(path: StrPath) -> io.BufferedReader:
-    """Open a file for reading if it is a regular one with something in it.
+    """Open a file for reading, if it is a regular file and not empty.
 
     >>> open_regular(".")
     Traceback (most recent call last):
@@ -161,34 +161,34 @@ def open_regular(path: StrPath) -> io.BufferedReader:
     firstpage.data.decode.Unreadable: .: a directory, not a file
     """
     try:
-        found = os.stat(path)
-        kind = stat.S_IFMT(found.st_mode)
+        status = os.stat(path)
+        kind = stat.S_IFMT(status.st_mode)
         if kind != stat.S_IFREG:
-            raise Unreadable(path, f"{KINDS.get(kind, 'something else')}, not a file")
-        if found.st_size == 0:
+            raise Unreadable(path, f"{FILE_KINDS.get(kind, 'something else')}, not a file")
+        if status.st_size == 0:
             raise Unreadable(path, "empty file")
-        # In blocks of Python's usual 8 kB, Pillow decodes up to a quarter slower.
+        # With Python's default buffer of 8 kB, Pillow decodes up to a quarter slower.
         return io.BufferedReader(io.FileIO(path), 2**20)
     except Unreadable:
         raise
     except FileNotFoundError as error:
         reason = "dangling symbolic link" if os.path.islink(path) else "no such file"
         raise Unreadable(path, reason) from error
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise Unreadable(path, _reason(error)) from error
 
 
-def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: int) -> Image.Image:
+def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, min_side: int) -> Image.Image:
     file.seek(0)
-    _refuse_claim(_webp_claim(file.read(30)), max_pixels)
+    _check_size(_webp_size(file.read(30)), max_pixels)
     image: Image.Image = Image.open(file, formats=FORMATS)
-    # Pillow turns a TIFF upright by itself, its size at once and its pixels as they are loaded.
+    # Pillow rotates a TIFF upright by itself: its size when it is opened, its pixels when they are loaded.
     turned = _orientation(image) if image.format == "TIFF" else 1
     width, height = image.size[::-1] if turned in (5, 6, 7, 8) else image.size
-    _refuse_claim(image.size, max_pixels)
+    _check_size(image.size, max_pixels)
     x0, y0, x1, y1 = (0.0, 0.0, width, height) if box is None else _clip(box, width, height)
-    if enough and image.format in ("JPEG", "MPO"):
-        scale = next((scale for scale in (8, 4, 2) if min(x1 - x0, y1 - y0) >= scale * enough), 1)
+    if min_side and image.format in ("JPEG", "MPO"):
+        scale = next((scale for scale in (8, 4, 2) if min(x1 - x0, y1 - y0) >= scale * min_side), 1)
         if scale > 1:
             image.draft(None, (width // scale, height // scale))
     image.load()
@@ -196,21 +196,23 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, enough: i
     if box is not None:
         if turned in UPRIGHT:
             orientation = turned
-            image = image.transpose(UPRIGHT[{6: 8, 8: 6}.get(turned, turned)])  # back to how it is stored
-        across, down = image.width / width, image.height / height  # 1, unless decoded smaller
+            image = image.transpose(
+                UPRIGHT[{6: 8, 8: 6}.get(turned, turned)]
+            )  # back to the stored orientation
+        across, down = image.width / width, image.height / height  # 1 unless decoded at a reduced size
         corner = math.floor(x0 * across), math.floor(y0 * down)
         image = image.crop((*corner, math.ceil(x1 * across), math.ceil(y1 * down)))
     image = _rgb(image, format)
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
 
-def _refuse_claim(size: tuple[int, int], max_pixels: int) -> None:
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
     if size[0] * size[1] > max_pixels:
         raise UserError(f"header claims {size[0]} × {size[1]} pixels, more than max_pixels={max_pixels}")
 
 
-def _webp_claim(head: bytes) -> tuple[int, int]:
-    """The canvas a WebP header claims: its decoder takes memory for it as soon as it is opened."""
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Return the size that a WebP header claims: its decoder allocates memory as soon as it is opened."""
     if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
         return 0, 0
     if head[12:16] == b"VP8X":
@@ -225,7 +227,7 @@ def _clip(box: Box, width: int, height: int) -> Box:
     x0, y0, x1, y1 = max(box[0], 0.0), max(box[1], 0.0), min(box[2], width), min(box[3], height)
     if not (x0 < x1 and y0 < y1):
         raise UserError(
-            f"box {tuple(round(float(side), 1) for side in box)} holds no pixel of {width} × {height}"
+            f"box {tuple(round(float(side), 1) for side in box)} contains no pixel of {width} × {height}"
         )
     return x0, y0, x1, y1
 
@@ -233,7 +235,7 @@ def _clip(box: Box, width: int, height: int) -> Box:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(0x0112, 1))
-    except Exception:  # broken metadata around sound pixels
+    except Exception:  # broken metadata around valid pixels
         return 1
 
 
@@ -241,14 +243,14 @@ def _rgb(image: Image.Image, format: str | None) -> Image.Image:
     if image.mode == "F":
         raise UserError("floating-point pixels have no known range")
     if image.mode.startswith("I"):
-        import numpy as np  # here: few images need it, and without it a worker starts twice as fast
+        import numpy as np  # few images need it, and workers start twice as fast without it
 
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise UserError("32-bit pixels outside 0…65535 have no known range")
         image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     elif image.mode == "CMYK" and format in ("JPEG", "MPO") and "adobe" not in image.info:
-        image = ImageChops.invert(image)  # Pillow takes every CMYK JPEG for Adobe's, which stores it inverted
+        image = ImageChops.invert(image)  # Pillow takes every CMYK JPEG for an inverted one of Adobe's
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
@@ -261,6 +263,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "header claims more pixels than Pillow's limit"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    if isinstance(error, MemoryError) or "out of memory" in text.lower():  # the latter is of the decoders
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():  # the text comes from the decoders
         return NO_MEMORY
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Framing: how an image of any shape becomes a square of pixels, and the work of one decoding task."""
+"""Framing, which turns images of any shape into squares of pixels, and the tasks of decoding workers."""
 
 import io
 import math
@@ -11,15 +11,15 @@ from PIL import Image
 from firstpage.data.decode import Box, Unreadable, decode_file, fingerprint, open_regular
 from firstpage.errors import UserError
 
-if TYPE_CHECKING:  # workers import this module, and start twice as fast without these
+if TYPE_CHECKING:  # workers import this module, and start twice as fast without them
     import numpy as np
 
     from firstpage.data.catalog import Catalog
 
 RESIZES = ("squash", "shorter", "pad")
 
-# What a row was made from: bytes, modification time (ns), fingerprint ("" if not read), reason if unreadable.
-Row = tuple[int, int, str, str]
+# A decoded file: size in bytes, modification time in ns, fingerprint (or ""), reason if unreadable (or "").
+FileRecord = tuple[int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Framing:
     """The settings of a pixel store.
 
     Args:
-        size: side of the square, in pixels.
+        size: Side of the square, in pixels.
         resize: "squash" stretches both sides to `size`; "shorter" scales the shorter side to `size` and keeps
-            the center; "pad" scales the longer side to `size` and fills up with white.
-        boxes: keep only what is inside each image's box (an image without one is kept whole).
-        margin: enlarge the box on each side by this share of its width and height, as far as the image goes.
+            the center; "pad" scales the longer side to `size` and pads with white.
+        boxes: Crop each image to its box. Images without a box stay as they are.
+        margin: Enlarge each box on every side by this share of its width and height, up to the image's edges.
 
     >>> Framing(64, "shorter")
     Framing(size=64, resize='shorter', boxes=False, margin=0.0)
@@ -50,12 +50,12 @@ class Framing:
         if self.size < 1:
             raise UserError(f"size={self.size}: must be at least 1")
         if self.resize not in RESIZES:
-            raise UserError(f"resize={self.resize!r}: choose one of {', '.join(RESIZES)}")
+            raise UserError(f"resize={self.resize!r}: must be one of {', '.join(RESIZES)}")
         if not self.margin >= 0:
             raise UserError(f"margin={self.margin}: must be at least 0")
 
     def crops(self, catalog: "Catalog") -> "np.ndarray | None":
-        """The boxes to cut out, margins added: [N, 4], NaN where an image has none; None to keep all whole.
+        """Return the boxes to crop, with margins: [N, 4], NaN for images without one; None without `boxes`.
 
         >>> import numpy as np
         >>> from pathlib import Path
@@ -68,7 +68,7 @@ class Framing:
         if not self.boxes:
             return None
         if catalog.boxes is None:
-            raise UserError(f"boxes=True: the catalog {catalog.name!r} has no boxes; build with boxes=False")
+            raise UserError(f"boxes=True: the catalog {catalog.name!r} has no boxes; use boxes=False")
         boxes = catalog.boxes.astype("f8")
         border = self.margin * (boxes[:, 2:] - boxes[:, :2])
         boxes[:, :2] -= border
@@ -86,29 +86,29 @@ class Framing:
         >>> [square.getpixel((0, y)) for y in range(4)]
         [(255, 255, 255), (255, 0, 0), (255, 0, 0), (255, 255, 255)]
         """
-        # Decoding a JPEG smaller is a coarse filter: twice the target leaves the last, fine step to `resize`.
-        return self.square(decode_file(file, box=box, enough=2 * self.size))
+        # Decoding a JPEG at a reduced size filters coarsely: from twice the target size, `resize` refines it.
+        return self.square(decode_file(file, box=box, min_side=2 * self.size))
 
     def square(self, image: Image.Image) -> Image.Image:
-        """An RGB image that is decoded already, as a square.
+        """Resize a decoded RGB image to a square.
 
         >>> Framing(2).square(Image.new("RGB", (40, 20))).size
         (2, 2)
         """
         width, height = image.size
-        whole = (self.size, self.size)
+        target = (self.size, self.size)
         if self.resize == "shorter":
             side = min(width, height)
             left, top = (width - side) / 2, (height - side) / 2
-            return image.resize(whole, Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+            return image.resize(target, Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
         if self.resize == "pad":
             scale = self.size / max(width, height)
             inner = max(1, round(width * scale)), max(1, round(height * scale))
-            square = Image.new("RGB", whole, "white")
+            square = Image.new("RGB", target, "white")
             corner = (self.size - inner[0]) // 2, (self.size - inner[1]) // 2
             square.paste(image.resize(inner, Image.Resampling.BILINEAR), corner)
             return square
-        return image.resize(whole, Image.Resampling.BILINEAR)
+        return image.resize(target, Image.Resampling.BILINEAR)
 
 
 def decode_rows(
@@ -119,11 +119,10 @@ def decode_rows(
     target: str,
     offset: int,
     fingerprints: bool,
-) -> list[Row]:
-    r"""Decode `paths` and write their squares, one after the other, into the file `target` from `offset` on.
+) -> list[FileRecord]:
+    r"""Decode `paths` and write their squares one after another into the file `target`, starting at `offset`.
 
-    It is what a worker does: pixels go to the file, never through a pipe. An unreadable image gives zeros and
-    its reason.
+    Workers run this: pixels go to the file, never through a pipe. The pixels of unreadable images are zero.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -133,7 +132,7 @@ def decode_rows(
     b'\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00'
     """
     blank = bytes(framing.size**2 * 3)
-    rows: list[Row] = []
+    rows: list[FileRecord] = []
     with open(target, "r+b") as output:
         output.seek(offset)
         for index, name in enumerate(paths):
@@ -151,31 +150,31 @@ def decode_rows(
     return rows
 
 
-def fingerprints(root: str, paths: list[str]) -> list[str]:
-    """The fingerprints of some files; "" where one cannot be read.
+def fingerprint_files(root: str, paths: list[str]) -> list[str]:
+    """Return the fingerprints of files, "" for those that cannot be read.
 
-    >>> fingerprints("", ["nowhere.jpg"])
+    >>> fingerprint_files("", ["nowhere.jpg"])
     ['']
     """
 
-    def one(path: str) -> str:
+    def fingerprint_path(path: str) -> str:
         try:
             with open_regular(path) as file:
                 return fingerprint(file)
         except Unreadable:
             return ""
 
-    return [one(os.path.join(root, path)) for path in paths]
+    return [fingerprint_path(os.path.join(root, path)) for path in paths]
 
 
 def file_state(path: str) -> tuple[int, int]:
-    """Size and modification time (ns) of a file: what tells, without reading it, that it has not changed.
+    """Return size and modification time (ns) of a file, which show whether it has changed; -1 if missing.
 
     >>> file_state("nowhere.jpg")
     (-1, -1)
     """
     try:
-        found = os.stat(path)
-        return found.st_size, found.st_mtime_ns
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
     except (OSError, ValueError):
         return -1, -1

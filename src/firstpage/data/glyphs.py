@@ -1,4 +1,4 @@
-"""Glyphs, the embedded default dataset: characters of nine scripts, drawn from matplotlib's own fonts."""
+"""Glyphs, the built-in default dataset: characters of nine scripts, drawn with matplotlib's fonts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.errors import UserError
 
-# Code points of each script, in hexadecimal. Frozen, so that the classes are the same everywhere. Chosen
-# among the undecomposable letters and digits that at least four of the faces have, dropping each one whose
-# clean drawing resembles that of an earlier one (A and Α and А, S and s): tests/data/test_glyphs.py measures.
+# Code points of each script, in hexadecimal. Fixed, so that the classes are the same everywhere: the letters
+# and digits that cannot be decomposed and that at least four of the fonts have, without those that look like
+# an earlier one (A and Α and А, S and s); tests/data/test_glyphs.py verifies this.
 _TRAIN = {
     "latin": (
         "41-5A 61-62 64-68 6B 6D-6E 70-72 74 79 C6 D0 D8 DE-DF E6 F0 FE 111 126-127 141 14A 152-153 180-184 "
@@ -70,54 +70,55 @@ _FACES = [
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 ]
 _INDEX = "glyphs.json"
-_VERSION = 1  # of the drawings: a cache of another version is drawn anew
+_VERSION = 1  # of the images: a cache of another version is drawn again
 _SIDE = 48  # of an image
-_CANVAS = 2 * _SIDE  # glyphs are posed at twice the size, and averaged down
-_EM = 96  # font size of the drawing that is posed
+_CANVAS = 2 * _SIDE  # glyphs are drawn at twice the size, then averaged
+_EM = 96  # font size before the random transformation
 
 
-def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0) -> Catalog:
-    """The default dataset: 634 characters of nine scripts, class-disjoint by script, nothing to download.
+def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0) -> Catalog:
+    """Draw the default dataset, 634 characters of nine scripts, or open it if it was drawn before.
 
-    Each image is one character in one of up to 16 faces (DejaVu Sans, Mono and Serif, STIX; normal, bold,
-    slanted), turned, sheared, scaled, shifted, thickened, blurred, and laid in any color on a textured
-    background with noise. Train on Latin and Cyrillic, test on Greek, Coptic, Armenian, Hebrew, Arabic, Lao
-    and Georgian. Characters are not mirror-symmetric: do not flip them.
+    Each image shows one character in one of up to 16 fonts (DejaVu Sans, Mono and Serif, STIX; regular, bold,
+    italic), rotated, sheared, scaled, shifted, thickened, blurred, and in a random color on a textured, noisy
+    background. The training classes are Latin and Cyrillic; the test classes are Greek, Coptic, Armenian,
+    Hebrew, Arabic, Lao and Georgian. Do not flip the images: mirrored characters are different characters.
 
-    The images are PNG files of 48 × 48 pixels, drawn once (deterministically for `images` and `seed`) into a
-    folder that appears only when it is complete.
+    The images are PNG files of 48 × 48 pixels, the same for the same `images` and `seed`. Their folder
+    appears only when it is complete.
 
     Args:
-        folder: Where the images are or shall be. By default a folder of the user's cache.
-        images: Images of each class.
-        seed: Of the drawings.
+        folder: Folder of the images. Defaults to a folder in the user's cache.
+        images: Number of images per class.
+        seed: Seed of the random transformations.
 
     Returns:
         A catalog with splits `train` and `test`, and the scripts as groups.
 
     Raises:
-        UserError: The folder holds something else, or glyphs of other settings.
+        UserError: The folder contains other files, or glyphs of other settings.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     catalog = glyphs(Path(folder) / "glyphs", images=1)
-        >>> len(catalog), len(catalog.classes), catalog.classes[0]
-        (634, 634, 'latin capital letter a')
-        >>> {name: len(rows) for name, rows in catalog.splits.items()}
-        {'train': 350, 'test': 284}
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     catalog = draw_glyphs(Path(folder) / "glyphs", images=1)
+    >>> len(catalog), len(catalog.classes), catalog.classes[0]
+    (634, 634, 'latin capital letter a')
+    >>> {name: len(rows) for name, rows in catalog.splits.items()}
+    {'train': 350, 'test': 284}
     """
     if images < 1:
-        raise UserError(f"glyphs(images={images}): images must be at least 1")
+        raise UserError(f"draw_glyphs(images={images}): images must be at least 1")
     if seed < 0:
-        raise UserError(f"glyphs(seed={seed}): seed must not be negative")
+        raise UserError(f"draw_glyphs(seed={seed}): seed must not be negative")
     settings = {"version": _VERSION, "images": images, "seed": seed}
     root = Path(folder) if folder is not None else cache_folder() / f"glyphs-{_VERSION}-{images}-{seed}"
     if not (root / _INDEX).exists():
         _create(root, settings)
-    found = json.loads((root / _INDEX).read_text())
-    if found != settings:
-        raise UserError(f"glyphs(folder={str(root)!r}): it holds {found}, not {settings}; use another folder")
+    existing = json.loads((root / _INDEX).read_text())
+    if existing != settings:
+        raise UserError(
+            f"draw_glyphs(folder={str(root)!r}): it contains {existing}, not {settings}; use another folder"
+        )
     points = [
         (script, point) for part in (_TRAIN, _TEST) for script in part for point in _parse(part[script])
     ]
@@ -138,18 +139,17 @@ def glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int = 0)
     )
 
 
-def drawn_with(folder: Path) -> dict[str, int]:
-    """The settings that a folder of glyphs was drawn with.
+def read_settings(folder: Path) -> dict[str, int]:
+    """Return the settings that a folder of glyphs was drawn with.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     catalog = glyphs(Path(folder) / "glyphs", images=1, seed=5)
-        ...     drawn_with(catalog.root)
-        {'images': 1, 'seed': 5}
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     catalog = draw_glyphs(Path(folder) / "glyphs", images=1, seed=5)
+    ...     read_settings(catalog.root)
+    {'images': 1, 'seed': 5}
     """
-    found = json.loads((folder / _INDEX).read_text())
-    return {"images": found["images"], "seed": found["seed"]}
+    settings = json.loads((folder / _INDEX).read_text())
+    return {"images": settings["images"], "seed": settings["seed"]}
 
 
 def _parse(ranges: str) -> list[int]:
@@ -158,16 +158,18 @@ def _parse(ranges: str) -> list[int]:
 
 
 def _create(root: Path, settings: dict[str, int]) -> None:
-    """Draw everything beside `root`, then rename it into place: a killed run never looks whole."""
+    """Draw everything beside `root`, then rename it into place: a killed run never looks complete."""
     if root.exists() and any(root.iterdir()):
-        raise UserError(f"glyphs(folder={str(root)!r}): it holds other files; use a new or empty folder")
+        raise UserError(
+            f"draw_glyphs(folder={str(root)!r}): it contains other files; use a new or empty folder"
+        )
     root.parent.mkdir(parents=True, exist_ok=True)
-    for left in root.parent.glob(f".{root.name}.*.part"):
-        if time.time() - left.stat().st_mtime > 3600:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in root.parent.glob(f".{root.name}.*.part"):  # of killed runs
+        if time.time() - leftover.stat().st_mtime > 3600:
+            shutil.rmtree(leftover, ignore_errors=True)
     part = root.with_name(f".{root.name}.{uuid.uuid4().hex}.part")
     fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    faces = [_face(fonts / f"{face}.ttf") for face in _FACES]
+    faces = [_load_face(fonts / f"{face}.ttf") for face in _FACES]
     scripts = (_TRAIN | _TEST).items()
     tasks = [(part / script / f"{point:04x}", point) for script, rows in scripts for point in _parse(rows)]
     try:
@@ -179,13 +181,13 @@ def _create(root: Path, settings: dict[str, int]) -> None:
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, OSError) and error.filename:
-            error.filename = str(root)  # a person knows nothing of the part beside it
+            error.filename = str(root)  # users do not know the temporary folder
         if not (isinstance(error, OSError) and (root / _INDEX).exists()):  # unless another process was faster
             raise
 
 
-def _face(file: Path) -> tuple[ImageFont.FreeTypeFont, set[int]]:
-    """A font, and the code points it really has."""
+def _load_face(file: Path) -> tuple[ImageFont.FreeTypeFont, set[int]]:
+    """Return a font and the code points it contains."""
     font = ImageFont.truetype(file, _EM, layout_engine=ImageFont.Layout.BASIC)
     return font, set(FT2Font(str(file)).get_charmap())
 
@@ -193,27 +195,27 @@ def _face(file: Path) -> tuple[ImageFont.FreeTypeFont, set[int]]:
 def _draw(
     folder: Path, point: int, faces: list[tuple[ImageFont.FreeTypeFont, set[int]]], images: int, seed: int
 ) -> None:
-    """Write the images of one character."""
+    """Draw and save the images of one character."""
     random = np.random.default_rng([seed, point])
     fonts = [font for font, points in faces if point in points]
     order = np.concatenate([random.permutation(len(fonts)) for _ in range(-(-images // len(fonts)))])
     stroke = random.integers(0, 4, images)
     blur = random.uniform(0.0, 1.6, images)
     fill = random.uniform(0.55, 0.9, images)
-    place = random.uniform(-0.7, 0.7, (images, 2))
-    turns = _turns(images, random)
+    position = random.uniform(-0.7, 0.7, (images, 2))
+    maps = _random_maps(images, random)
     ink = np.empty((images, _SIDE, _SIDE), np.float32)
     for number in range(images):
         clean = Image.new("L", (3 * _EM, 3 * _EM))
         pen, middle = ImageDraw.Draw(clean), (clean.width / 2, clean.height / 2)
         pen.text(middle, chr(point), 255, fonts[order[number]], anchor="mm", stroke_width=int(stroke[number]))
         clean = clean.crop(clean.getbbox())
-        # The turned glyph fills part of the canvas and lies anywhere in it, but is never cut.
+        # The transformed glyph fills part of the canvas, at a random position, but is never cropped.
         size = np.array(clean.size)
-        extent = np.abs(turns[number]) @ size
+        extent = np.abs(maps[number]) @ size
         scale = fill[number] * _CANVAS / extent.max()
-        center = _CANVAS / 2 + place[number] * (_CANVAS - scale * extent) / 2
-        back = np.linalg.inv(scale * turns[number])
+        center = _CANVAS / 2 + position[number] * (_CANVAS - scale * extent) / 2
+        back = np.linalg.inv(scale * maps[number])
         corner = size / 2 - back @ center
         affine = (*back[0], corner[0], *back[1], corner[1])
         square = (_CANVAS, _CANVAS)
@@ -224,8 +226,8 @@ def _draw(
         Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:02d}.png", compress_level=1)
 
 
-def _turns(images: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Random rotations (20 degrees), shears and stretches: linear maps `[images, 2, 2]`."""
+def _random_maps(images: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return linear maps `[images, 2, 2]`: random rotations (20 degrees), shears and stretches."""
     angle, shear = random.uniform(-0.35, 0.35, images), random.uniform(-0.25, 0.25, images)
     stretch = np.exp(random.uniform(-0.15, 0.15, images))
     rotate = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -235,21 +237,21 @@ def _turns(images: int, random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def _paint(ink: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Lay ink `[images, side, side]` in one color over a blotched, striped background, with noise."""
+    """Draw `ink` `[images, side, side]` in one color on a blotchy, striped background, with noise."""
     images, side, _ = ink.shape
 
-    def some(low: float, high: float, channels: int = 1) -> NDArray[np.float32]:
+    def uniform(low: float, high: float, channels: int = 1) -> NDArray[np.float32]:
         return random.uniform(low, high, (images, channels, 1, 1)).astype(np.float32)
 
     def normal(width: int) -> NDArray[np.float32]:
         return random.standard_normal((images, 3, width, width), np.float32)
 
-    dark, light, swapped = some(0, 0.4, 3), some(0.6, 1, 3), some(0, 1) < 0.5
+    dark, light, swapped = uniform(0, 0.4, 3), uniform(0.6, 1, 3), uniform(0, 1) < 0.5
     color, ground = np.where(swapped, light, dark), np.where(swapped, dark, light)
     knots = np.linspace(0, 4, side, dtype=np.float32)
     blend = np.maximum(0, 1 - np.abs(knots[:, None] - np.arange(5, dtype=np.float32)))  # [side, 5], bilinear
-    stripes = np.sin(some(-10, 10) * knots[:, None] + some(-10, 10) * knots + some(0, 6.3))
-    ground = ground + some(0, 0.12) * (blend @ normal(5) @ blend.T) + some(0, 0.1) * stripes
-    picture = ground + ink[:, None] * (color - ground) + some(0, 0.1) * normal(side)
+    stripes = np.sin(uniform(-10, 10) * knots[:, None] + uniform(-10, 10) * knots + uniform(0, 6.3))
+    ground = ground + uniform(0, 0.12) * (blend @ normal(5) @ blend.T) + uniform(0, 0.1) * stripes
+    picture = ground + ink[:, None] * (color - ground) + uniform(0, 0.1) * normal(side)
     pixels: NDArray[np.uint8] = (255 * picture.clip(0, 1)).round().astype(np.uint8)
     return pixels.transpose(0, 2, 3, 1)

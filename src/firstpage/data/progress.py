@@ -1,4 +1,4 @@
-"""A progress bar for work that is counted in images."""
+"""The progress bar of work that is counted in images."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(label: str, total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; yields a function that advances it.
+    """Show a progress bar on standard error, and yield a function that advances it by a number of images.
 
     >>> with progress_bar("decoding", 2, show=False) as advance:
     ...     advance(2)

@@ -1,4 +1,4 @@
-"""The report on a dataset: what is wrong with it and what is in it, as text, JSON and a figure."""
+"""The report on a dataset, its problems and its contents, as text, JSON and a figure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firstpage.data.decode import shown
-from firstpage.data.readers.survey import unread
+from firstpage.data.decode import printable
+from firstpage.data.readers.survey import unread_notes
 
-EXAMPLES = 5  # of each fault that the text names; the JSON has all
+EXAMPLES = 5  # of each problem in the text; the JSON lists all
 
 
 @dataclass(frozen=True)
-class Same:
-    """Images that are the same, and what is said of each.
+class DuplicateGroup:
+    """A group of equal images, with their classes and splits.
 
     Attributes:
         paths: The files, in the order of the catalog.
-        classes: The class of each.
-        splits: The splits of each.
-        identical: Whether the files agree in every byte; for a conflict of labels or splits, whether files
-            that do have it.
+        classes: The class of each file.
+        splits: The splits of each file.
+        identical: Whether the files are identical in every byte. For conflicting labels or splits, whether
+            the conflict is between identical files.
 
-    Example:
-        >>> Same(["a.jpg", "b.jpg"], ["wren", "auk"], [["train"], []], identical=True).classes
-        ['wren', 'auk']
+    >>> DuplicateGroup(["a.jpg", "b.jpg"], ["wren", "auk"], [["train"], []], identical=True).classes
+    ['wren', 'auk']
     """
 
     paths: list[str]
@@ -38,46 +37,45 @@ class Same:
     identical: bool
 
     def __str__(self) -> str:
-        said = [
-            f"{shown(path)} [{', '.join([shown(name), *splits])}]"
+        files = [
+            f"{printable(path)} [{', '.join([printable(name), *splits])}]"
             for path, name, splits in zip(self.paths, self.classes, self.splits, strict=True)
         ]
-        rest = [f"{len(said) - EXAMPLES:,} more"] if len(said) > EXAMPLES else []
-        return (" = " if self.identical else " ≈ ").join(said[:EXAMPLES] + rest)
+        rest = [f"{len(files) - EXAMPLES:,} more"] if len(files) > EXAMPLES else []
+        return (" = " if self.identical else " ≈ ").join(files[:EXAMPLES] + rest)
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
-    """What `firstpage.data.check.check` found.
+class DatasetReport:
+    """The result of `firstpage.data.check.check_dataset`.
 
-    Two images are the same if their bytes are, or if they look alike: re-compressed, resized or slightly
-    brightened. Sameness is passed on: a group holds all that are linked by such pairs.
+    Two images are equal if their files are identical, or if they look alike: recompressed, resized or
+    slightly brightened. A group contains all images that are linked by a chain of such pairs.
 
     Attributes:
         name: The kind of dataset.
         root: Its folder.
-        images: Rows of the catalog.
-        splits: Images and classes of each split.
-        histogram: Images of each class.
-        formats: Readable images of each format.
-        sizes: [R, 2] width and height of each readable image, as stored.
-        unreadable: Path to reason.
-        flat: Images of one color, which are compared byte by byte only: any two would look alike.
-        exact_duplicates: Groups of files that agree in every byte.
-        near_duplicates: Groups that look alike, with files that differ.
+        images: Number of images.
+        splits: Number of images and classes of each split.
+        histogram: Number of images of each class.
+        formats: Number of readable images of each format.
+        sizes: [R, 2] Width and height of each readable image, as stored.
+        unreadable: The reason for each unreadable file.
+        flat: Images without contrast, which are only compared byte by byte: any two would look alike.
+        exact_duplicates: Groups of identical files.
+        near_duplicates: Groups of images that look alike, with different files.
         two_labels: Groups with more than one label.
-        two_splits: Groups of which an image is in one split and another image in another (leakage). That one
-            image is in several splits is how some datasets are made, and no fault.
-        unread: Files of kinds of image that are not read, counted by suffix.
-        refusal: Why training would refuse the dataset; empty if it would not.
-        warnings: What else the reader noticed.
+        two_splits: Groups with images in different splits (leakage). One image in several splits is no
+            problem: some datasets are made that way.
+        unread: Number of image files of each unsupported format, by suffix.
+        refusal: The error that training would raise. Empty if it would not.
+        warnings: Other warnings of the reader.
 
-    Example:
-        >>> from firstpage.data.check import Catalog, check
-        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-        >>> report = check(catalog, workers=0, progress=False)
-        >>> report.ok, report.unreadable
-        (False, {'a.jpg': 'no such file'})
+    >>> from firstpage.data.check import Catalog, check_dataset
+    >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+    >>> report = check_dataset(catalog, workers=0, progress=False)
+    >>> report.ok, report.unreadable
+    (False, {'a.jpg': 'no such file'})
     """
 
     name: str
@@ -89,98 +87,97 @@ class Report:
     sizes: NDArray[np.int64]
     unreadable: dict[str, str]
     flat: list[str]
-    exact_duplicates: list[Same]
-    near_duplicates: list[Same]
-    two_labels: list[Same]
-    two_splits: list[Same]
+    exact_duplicates: list[DuplicateGroup]
+    near_duplicates: list[DuplicateGroup]
+    two_labels: list[DuplicateGroup]
+    two_splits: list[DuplicateGroup]
     unread: dict[str, int]
     refusal: str
     warnings: list[str]
 
     @property
     def ok(self) -> bool:
-        """Whether every file is read, no image has two labels or is in two splits, and training can begin.
+        """Whether all files are readable, no image has two labels or two splits, and training can start.
 
-        Duplicates of one class in one split are told, but train no model wrongly.
+        Duplicates within one class and split are reported, but do no harm.
 
-        Example:
-            >>> from firstpage.data.check import Catalog, check
-            >>> check(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
-            True
+        >>> from firstpage.data.check import Catalog, check_dataset
+        >>> check_dataset(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
+        True
         """
         return not (self.unreadable or self.two_labels or self.two_splits or self.unread or self.refusal)
 
     def text(self) -> str:
-        """A summary to read: first what is wrong, then what there is, then the verdict.
+        """Return a readable summary: the problems, the contents, and the verdict.
 
-        Example:
-            >>> from firstpage.data.check import Catalog, check
-            >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-            >>> print(check(catalog, workers=0, progress=False).text())
-            1 unreadable file
-              a.jpg: no such file
-            x in root: 1 image, 1 class
-              images a class: min 1, median 1, max 1; 1 class of one image
-            NOT OK: 1 unreadable file
+        >>> from firstpage.data.check import Catalog, check_dataset
+        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+        >>> print(check_dataset(catalog, workers=0, progress=False).text())
+        1 unreadable file
+          a.jpg: no such file
+        x in root: 1 image, 1 class
+          images per class: min 1, median 1, max 1; 1 class of one image
+        NOT OK: 1 unreadable file
         """
-        broken = [f"{shown(path)}: {reason}" for path, reason in self.unreadable.items()]
+        broken = [f"{printable(path)}: {reason}" for path, reason in self.unreadable.items()]
         labels, splits, exact, near = (
             list(map(str, groups))
             for groups in (self.two_labels, self.two_splits, self.exact_duplicates, self.near_duplicates)
         )
-        faults = [
+        problems = [
             (_count(len(broken), "unreadable file"), broken),
-            (_count(len(labels), "image") + " under two labels", labels),
+            (_count(len(labels), "image") + " with two labels", labels),
             (_count(len(splits), "image") + " in two splits (leakage)", splits),
-            (_count(sum(self.unread.values()), "file") + " of kinds that are not read", unread(self.unread)),
-            ("training would refuse it", [self.refusal] if self.refusal else []),
+            (
+                _count(sum(self.unread.values()), "file") + " of unsupported formats",
+                unread_notes(self.unread),
+            ),
+            ("training would fail", [self.refusal] if self.refusal else []),
         ]
         notes = [
             (_count(len(exact), "group") + " of identical files", exact),
             (_count(len(near), "group") + " of near duplicates", near),
-            (_count(len(self.flat), "image") + " of one flat color", [shown(path) for path in self.flat]),
+            (_count(len(self.flat), "image") + " without contrast", [printable(path) for path in self.flat]),
             (_count(len(self.warnings), "warning") + " of the reader", self.warnings),
         ]
         lines = []
-        for title, found in faults + notes:
-            lines += [title, *(f"  {item}" for item in found[:EXAMPLES])] if found else []
-            lines += [f"  and {len(found) - EXAMPLES:,} more"] if len(found) > EXAMPLES else []
+        for title, items in problems + notes:
+            lines += [title, *(f"  {item}" for item in items[:EXAMPLES])] if items else []
+            lines += [f"  and {len(items) - EXAMPLES:,} more"] if len(items) > EXAMPLES else []
         lines += self._counts()
-        wrong = ", ".join(title for title, found in faults if found)
-        return "\n".join([*lines, f"NOT OK: {wrong}" if wrong else "OK"])
+        failed = ", ".join(title for title, items in problems if items)
+        return "\n".join([*lines, f"NOT OK: {failed}" if failed else "OK"])
 
     def json(self) -> str:
-        """Everything that was found, as JSON; the keys are the attributes, `sizes` and classes summed up.
+        """Return the full report as JSON: the attributes, with `sizes` and the classes summarized.
 
-        Example:
-            >>> from firstpage.data.check import Catalog, check
-            >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-            >>> json.loads(check(catalog, workers=0, progress=False).json())["images_a_class"]
-            {'min': 1, 'median': 1.0, 'max': 1, 'of_one_image': 1}
+        >>> from firstpage.data.check import Catalog, check_dataset
+        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+        >>> json.loads(check_dataset(catalog, workers=0, progress=False).json())["images_a_class"]
+        {'min': 1, 'median': 1.0, 'max': 1, 'of_one_image': 1}
         """
-        told = {"ok": self.ok} | {key: value for key, value in vars(self).items() if key != "sizes"}
-        told |= {
+        content = {"ok": self.ok} | {key: value for key, value in vars(self).items() if key != "sizes"}
+        content |= {
             "classes": len(self._class_sizes),
             "images_a_class": _spread(self._class_sizes)
             | {"of_one_image": int((self._class_sizes == 1).sum())},
             "sizes": {"width": _spread(self.sizes[:, 0]), "height": _spread(self.sizes[:, 1])},
         }
-        return json.dumps(told, default=asdict, indent=1)
+        return json.dumps(content, default=asdict, indent=1)
 
     def figure(self, path: str | Path) -> None:
-        r"""Draws how many images classes have, and how large images are.
+        r"""Draw the number of images per class and the sizes of the images.
 
         Args:
-            path: The file to write; its suffix chooses the format.
+            path: The file to write. Its suffix determines the format.
 
-        Example:
-            >>> import tempfile
-            >>> from firstpage.data.check import Catalog, check
-            >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     check(catalog, workers=0, progress=False).figure(Path(folder, "x.png"))
-            ...     Path(folder, "x.png").read_bytes()[:4]
-            b'\x89PNG'
+        >>> import tempfile
+        >>> from firstpage.data.check import Catalog, check_dataset
+        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     check_dataset(catalog, workers=0, progress=False).figure(Path(folder, "x.png"))
+        ...     Path(folder, "x.png").read_bytes()[:4]
+        b'\x89PNG'
         """
         from matplotlib.figure import Figure  # takes half a second to import
         from matplotlib.ticker import MaxNLocator
@@ -188,9 +185,9 @@ class Report:
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         left, right = figure.subplots(1, 2)
         most = int(self._class_sizes.max(initial=1))
-        step = -(-most // 60)  # whole numbers of images a bar, and no more bars than can be told apart
+        step = -(-most // 60)  # a whole number of images per bar, and at most 60 bars
         left.hist(self._class_sizes, bins=np.arange(0.5, most + step + 0.5, step).tolist(), color="#4477aa")
-        left.set(xlabel="images a class", ylabel="classes")
+        left.set(xlabel="images per class", ylabel="classes")
         left.set_title(f"{_count(self.images, 'image')}, {_count(self._class_sizes.size, 'class')}")
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -209,17 +206,20 @@ class Report:
 
     def _counts(self) -> list[str]:
         classes = self._class_sizes
-        whole = f"{_count(self.images, 'image')}, {_count(classes.size, 'class')}"
-        lines = [f"{self.name} in {shown(self.root)}: {whole}"]
+        total = f"{_count(self.images, 'image')}, {_count(classes.size, 'class')}"
+        lines = [f"{self.name} in {printable(self.root)}: {total}"]
         lines += [
-            f"  {shown(name)}: {_count(split['images'], 'image')}, {_count(split['classes'], 'class')}"
+            f"  {printable(name)}: {_count(split['images'], 'image')}, {_count(split['classes'], 'class')}"
             for name, split in self.splits.items()
         ]
         if classes.size:
             single = _count(int((classes == 1).sum()), "class")
-            lines += [f"  images a class: {_told(classes)}; {single} of one image"]
+            lines += [f"  images per class: {_spread_text(classes)}; {single} of one image"]
         if len(self.sizes):
-            lines += [f"  width: {_told(self.sizes[:, 0])}", f"  height: {_told(self.sizes[:, 1])}"]
+            lines += [
+                f"  width: {_spread_text(self.sizes[:, 0])}",
+                f"  height: {_spread_text(self.sizes[:, 1])}",
+            ]
             lines += [f"  formats: {', '.join(f'{name} {count:,}' for name, count in self.formats.items())}"]
         return lines
 
@@ -234,5 +234,5 @@ def _spread(values: NDArray[np.int64]) -> dict[str, Any]:
     return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
 
 
-def _told(values: NDArray[np.int64]) -> str:
+def _spread_text(values: NDArray[np.int64]) -> str:
     return ", ".join(f"{name} {value:,g}" for name, value in _spread(values).items())

@@ -16,53 +16,53 @@ _Ints = NDArray[np.int64]
 
 
 class GroupSampler(Sampler[list[int]]):
-    """Batches made of groups: classes in random order, a few images of each, until the batch is full.
+    """Batches of a few images from each of many classes, which are visited in random order.
 
-    A class gives `min(images_per_class, n_c)` images; the last class of a batch is cut so that the batch
-    has exactly `batch_size` images. All four batch layouts of the papers are points of it: 64 × 11, 128 × 5,
-    128 × 16, 180 × 3.
+    A class gives `min(images_per_class, n_c)` images; the last class of a batch gives fewer if necessary, so
+    that the batch has exactly `batch_size` images. This covers all batch layouts of the papers: 64 × 11,
+    128 × 5, 128 × 16, 180 × 3.
 
-    **Passes.** The class order is a random permutation, then another, without end. Every class is visited
-    exactly once in each pass. A batch may straddle two passes; a class that is already in it then waits
-    until that batch is full, so no class (and no image) comes twice in a batch.
+    **Passes.** The class order is a series of random permutations: every class is visited exactly once in
+    each pass. A batch may contain the end of one pass and the beginning of the next; classes that are already
+    in it then wait until it is full, so that no class (and no image) appears twice in a batch.
 
-    **Epoch.** As many images as there are: `N // batch_size` batches, and at least one. With
+    **Epochs.** An epoch has as many images as the dataset: `N // batch_size` batches, at least one. With
     `drop_last=False` a shorter batch of the remaining `N % batch_size` images follows (unless there are
-    fewer of them than ranks). An epoch starts a new pass, so its last pass is usually left unfinished.
+    fewer of them than ranks). An epoch starts a new pass, so that its last pass is usually incomplete.
 
-    **Which images.** Each class walks through a permutation of its images, group after group, and draws a
-    new permutation when it has shown them all (`ceil(n_c / group)` visits); the walk goes on from epoch to
-    epoch. Nothing of this is kept in memory: a batch is a pure function of `(seed, epoch, position)`.
+    **Images.** Each class goes through a random permutation of its images, group after group, and starts a
+    new permutation when all have been used (after `ceil(n_c / group)` visits), across epochs. No state is
+    needed for this: a batch is a pure function of `(seed, epoch, position)`.
 
-    **Ranks.** `batch_size` is that of the global batch. Every rank plans the same global batches and yields
-    its slice, `batch_size / world` images of each: the ranks are disjoint, have equally many batches, and
-    together see exactly what one process would.
+    **Ranks.** `batch_size` is the size of the global batch. Every rank plans the same global batches and
+    yields its slice of `batch_size / world` images: slices are disjoint, all ranks have equally many batches,
+    and together they use exactly the images that one process would.
 
-    **Resuming.** Iterating goes on where it stopped: `position` batches of epoch `epoch` have been yielded.
-    `state_dict` does not hold the rank or the number of ranks, so a run may be resumed on more machines. A
-    `DataLoader` with workers asks for batches ahead of the training step; save the state of the step then.
+    **Resuming.** Iteration continues where it stopped, after `position` batches of epoch `epoch`. The
+    `state_dict` contains neither the rank nor the number of ranks, so that a run can resume with another
+    number of processes. A `DataLoader` with workers requests batches ahead of the training step; then save
+    the state that belongs to the step.
 
     Args:
         labels: Class of each row, any integers, `[N]`.
         batch_size: Images in a global batch.
-        images_per_class: Most images of one class in a batch.
-        oversample: Repeat images of a class that has too few, so that every class gives `images_per_class`.
-        seed: Of the class order and of the image order.
-        rank: Of this process.
+        images_per_class: Maximum number of images of one class in a batch.
+        oversample: Repeat images of classes that have fewer than `images_per_class`.
+        seed: Seed of the class order and the image order.
+        rank: Rank of this process.
         world: Number of processes.
-        drop_last: Leave out the last, shorter batch.
+        drop_last: Drop the last, shorter batch.
 
     Raises:
-        UserError: A batch could not be filled, or would hold one class only and so no negatives (but for
-            the last, shorter one).
+        UserError: A batch could not be filled, or would contain only one class and thus no negatives (the
+            last, shorter batch excepted).
 
-    Example:
-        >>> labels = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
-        >>> sampler = GroupSampler(labels, batch_size=4, images_per_class=2)
-        >>> [[labels[row] for row in batch] for batch in sampler]
-        [[0, 0, 1, 1], [2, 2, 3, 1]]
-        >>> sampler.epoch, sampler.position, len(sampler)
-        (1, 0, 2)
+    >>> labels = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
+    >>> sampler = GroupSampler(labels, batch_size=4, images_per_class=2)
+    >>> [[labels[row] for row in batch] for batch in sampler]
+    [[0, 0, 1, 1], [2, 2, 3, 1]]
+    >>> sampler.epoch, sampler.position, len(sampler)
+    (1, 0, 2)
     """
 
     def __init__(
@@ -106,23 +106,21 @@ class GroupSampler(Sampler[list[int]]):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch.
+        """Move to the beginning of an epoch.
 
-        Example:
-            >>> sampler = GroupSampler([0, 0, 1, 1], batch_size=4, images_per_class=2)
-            >>> sampler.set_epoch(7)
-            >>> sampler.state_dict()["epoch"]
-            7
+        >>> sampler = GroupSampler([0, 0, 1, 1], batch_size=4, images_per_class=2)
+        >>> sampler.set_epoch(7)
+        >>> sampler.state_dict()["epoch"]
+        7
         """
         self.epoch, self.position = epoch, 0
 
     def plan(self, epoch: int) -> _Ints:
-        """The rows of an epoch's global batches, one after the other.
+        """Return the rows of an epoch's global batches, one batch after another.
 
-        Example:
-            >>> sampler = GroupSampler([5, 5, 5, 5, 8, 8, 8, 8], batch_size=4, images_per_class=2)
-            >>> sampler.plan(0).tolist(), sampler.plan(1).tolist()  # two passes show every image
-            ([0, 1, 6, 5, 4, 7, 3, 2], [5, 7, 3, 0, 4, 6, 1, 2])
+        >>> sampler = GroupSampler([5, 5, 5, 5, 8, 8, 8, 8], batch_size=4, images_per_class=2)
+        >>> sampler.plan(0).tolist(), sampler.plan(1).tolist()  # two passes show every image
+        ([0, 1, 6, 5, 4, 7, 3, 2], [5, 7, 3, 0, 4, 6, 1, 2])
         """
         classes, passes, taken = self._visits(epoch)
         cycle, turn = np.divmod(epoch * self._passes + passes, self._turns[classes])
@@ -143,34 +141,32 @@ class GroupSampler(Sampler[list[int]]):
         return rows[: self._drawn]
 
     def state_dict(self) -> dict[str, int | bool]:
-        """Where the sampler stands, and what it samples.
+        """Return the position of the sampler, with its settings and a checksum of its labels.
 
-        Example:
-            >>> sampler = GroupSampler([0, 0, 1, 1, 2, 2], batch_size=2, images_per_class=1)
-            >>> batches = iter(sampler)
-            >>> _ = next(batches)
-            >>> resumed = GroupSampler([0, 0, 1, 1, 2, 2], batch_size=2, images_per_class=1)
-            >>> resumed.load_state_dict(sampler.state_dict())
-            >>> list(resumed) == list(batches)
-            True
+        >>> sampler = GroupSampler([0, 0, 1, 1, 2, 2], batch_size=2, images_per_class=1)
+        >>> batches = iter(sampler)
+        >>> _ = next(batches)
+        >>> resumed = GroupSampler([0, 0, 1, 1, 2, 2], batch_size=2, images_per_class=1)
+        >>> resumed.load_state_dict(sampler.state_dict())
+        >>> list(resumed) == list(batches)
+        True
         """
         return self._settings() | {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
-        """Go on from a saved state; the sampler must have the settings and labels it was saved with.
+        """Continue from a saved state, which must be of a sampler with the same settings and labels.
 
-        Example:
-            >>> sampler = GroupSampler([0, 0, 1, 1], batch_size=2, images_per_class=1, seed=1)
-            >>> state = GroupSampler([0, 0, 1, 1], batch_size=2, images_per_class=1, seed=2).state_dict()
-            >>> sampler.load_state_dict(state)
-            Traceback (most recent call last):
-            firstpage.errors.UserError: GroupSampler: the state has seed=2, this sampler 1; make it ...
+        >>> sampler = GroupSampler([0, 0, 1, 1], batch_size=2, images_per_class=1, seed=1)
+        >>> state = GroupSampler([0, 0, 1, 1], batch_size=2, images_per_class=1, seed=2).state_dict()
+        >>> sampler.load_state_dict(state)
+        Traceback (most recent call last):
+        firstpage.errors.UserError: GroupSampler: the state has seed=2, this sampler 1; use the ...
         """
         for name, value in self._settings().items():
             if state[name] != value:
                 raise UserError(
                     f"GroupSampler: the state has {name}={state[name]}, this sampler {value}; "
-                    "make it with the saved settings"
+                    "use the settings and labels of the saved run"
                 )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 

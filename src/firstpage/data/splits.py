@@ -1,4 +1,4 @@
-"""Which images a run trains on, selects its best model by, and is tested on."""
+"""The split of a dataset for a run: images for training, for model selection, and for the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import shown
+from firstpage.data.decode import printable
 from firstpage.errors import UserError
 from firstpage.recipes.settings import TrainSettings
 
@@ -20,11 +20,11 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class QueryGallery:
-    """The rows of a retrieval test: queries, and the gallery they search.
+    """The rows of a retrieval test: queries, and the gallery that is searched.
 
     Args:
-        queries: rows of the catalog.
-        gallery: rows of the catalog; None if the queries search one another.
+        queries: Rows of the query images.
+        gallery: Rows of the images to search. None if the queries are searched themselves.
 
     >>> QueryGallery(np.arange(3)).gallery is None
     True
@@ -34,35 +34,35 @@ class QueryGallery:
     gallery: Rows | None = None
 
     def check(self, labels: NDArray[np.int64]) -> None:
-        """Raise an error if no query can find an image of its class, or none can find a wrong one.
+        """Raise an error if no query can be answered correctly, or none incorrectly.
 
         >>> QueryGallery(np.arange(2)).check(np.array([0, 1]))
         Traceback (most recent call last):
-        firstpage.errors.UserError: data: no test image has another one of its class to find: give ...
+        firstpage.errors.UserError: data: no test image has another image of its class to find; use ...
         """
         gallery = labels[self.queries if self.gallery is None else self.gallery]
         classes, counts = np.unique(gallery, return_counts=True)
         if len(classes) < 2:
             raise UserError(
-                f"data: the test searches images of {len(classes)} class: nothing could be found wrongly: "
-                "give it at least two classes"
+                f"data: the test searches images of {len(classes)} class, so that every result is correct; "
+                "use at least two test classes"
             )
-        least = 2 if self.gallery is None else 1  # an image does not find itself
+        least = 2 if self.gallery is None else 1  # an image is no result of its own search
         if not np.isin(labels[self.queries], classes[counts >= least]).any():
             raise UserError(
-                "data: no test image has another one of its class to find: give the test classes of two "
-                "images or more"
+                "data: no test image has another image of its class to find; use test classes with two or "
+                "more images"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class DataSplit:
-    """The rows of a catalog that a run trains on, selects by and is tested on.
+    """The rows of a catalog for training, for model selection and for the test.
 
     Attributes:
-        train: rows to train on.
-        validation: the retrieval test that selects the best model.
-        test: the retrieval test that is reported; under the `paper` protocol the same as `validation`.
+        train: Rows to train on.
+        validation: The retrieval test that selects the best model.
+        test: The retrieval test that is reported. Under the `paper` protocol the same as `validation`.
     """
 
     train: Rows
@@ -91,30 +91,32 @@ class DataSplit:
 def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> DataSplit:
     """Split a catalog by the protocol of a run.
 
-    Without splits, a fifth of its classes, but at least two, become the test. Under the `fair` protocol the
-    best model is selected on the split `val`; without one, on one fold of the training classes.
+    In a catalog without splits, a fifth of the classes, but at least two, become test classes. Under the
+    `fair` protocol the best model is selected on the split `val`, or on one fold of the training classes.
 
     Raises:
-        UserError: there is no training split, or none of its images can be read.
+        UserError: There is no training split, or none of its images can be read.
 
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
-    >>> roles = split_catalog(catalog, np.ones(10, bool), TrainSettings())
-    >>> len(roles.train), len(roles.test.queries)
+    >>> split = split_catalog(catalog, np.ones(10, bool), TrainSettings())
+    >>> len(split.train), len(split.test.queries)
     (6, 4)
     """
     if not catalog.splits:
         count = len(np.unique(catalog.labels))
         if count < 4:
             raise UserError(
-                f"data: of {count} {'class' if count == 1 else 'classes'} none can be kept for a test: "
-                "give at least four, or splits train and test"
+                f"data: {count} {'class' if count == 1 else 'classes'} cannot be split into train and test; "
+                "use at least four, or give splits train and test"
             )
-        catalog = catalog.split_classes(max(2, round(0.2 * count)), seed=0)  # of one class all is right
+        catalog = catalog.split_classes(
+            max(2, round(0.2 * count)), seed=0
+        )  # with one test class every result is correct
     splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
     if "train" in splits and not len(splits["train"]):
         raise UserError(
-            f"data: none of its {len(catalog.splits['train']):,} train images can be read: "
+            f"data: none of its {len(catalog.splits['train']):,} train images can be read; "
             "run firstpage data check PATH"
         )
     if "train" not in splits:
@@ -125,7 +127,7 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
     train = splits["train"]
     if settings.protocol == "paper":
         if test is None:
-            raise UserError(f"data: catalog {catalog.name!r} has no test split: use train.protocol='fair'")
+            raise UserError(f"data: catalog {catalog.name!r} has no test split; use train.protocol='fair'")
         return DataSplit(train, test, test)
     if len(splits.get("val", ())):
         return DataSplit(train, QueryGallery(splits["val"]), test)
@@ -134,7 +136,7 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
 
 
 def query_gallery(splits: Mapping[str, Rows]) -> QueryGallery | None:
-    """Return the retrieval test of a catalog's splits: `query` in `gallery`, or `test` among itself.
+    """Return the retrieval test of a catalog's splits: `query` in `gallery`, or `test` within itself.
 
     >>> query_gallery({"train": np.arange(3)}) is None
     True
@@ -150,13 +152,13 @@ def unreadable_note(catalog: Catalog, readable: NDArray[np.bool_]) -> list[str]:
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), ["a", "b"], np.zeros(2, int), ["c"], {})
     >>> unreadable_note(catalog, np.array([True, False]))
-    ['1 of 2 images cannot be read, such as b: firstpage data check tells why']
+    ['1 of 2 images cannot be read, such as b; firstpage data check lists the reasons']
     """
     rows = np.flatnonzero(~readable)
     if not len(rows):
         return []
-    first = shown(catalog.paths[rows[0]])
+    first = printable(catalog.paths[rows[0]])
     return [
-        f"{len(rows):,} of {len(readable):,} images cannot be read, such as {first}: "
-        "firstpage data check tells why"
+        f"{len(rows):,} of {len(readable):,} images cannot be read, such as {first}; "
+        "firstpage data check lists the reasons"
     ]

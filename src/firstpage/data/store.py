@@ -1,4 +1,4 @@
-"""The pixel store: every image decoded and resized once, then read as bytes at the speed of memory."""
+"""The pixel store: every image is decoded and resized once, then read at the speed of memory."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import torch
 
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import shown
+from firstpage.data.decode import printable
 from firstpage.data.framing import Framing
 from firstpage.data.store_builder import VERSION, Builder
 from firstpage.errors import UserError
@@ -19,29 +19,29 @@ from firstpage.errors import UserError
 Rows = Sequence[int] | np.ndarray | torch.Tensor
 Device = str | torch.device
 
-STAGE = 2**26  # bytes copied to a device at a time
+COPY_BYTES = 2**26  # bytes copied to a device at a time
 
 
 class PixelStore:
-    """The pixels of a catalog, decoded: a memory-mapped uint8 file, or a tensor on the device when it fits.
+    """The decoded pixels of a catalog: a memory-mapped uint8 file, or a tensor on the device if it fits.
 
-    Row i holds image i of the catalog it was built from. Use it when N × size² × 3 bytes fit the disk;
-    `Stream` has the same interface for sets that do not.
+    Row i is image i of the catalog. The store takes N × size² × 3 bytes on disk; `Stream` has the same
+    interface for datasets that are too large for that.
 
     Attributes:
-        path: the folder of the store.
-        framing: the settings it was built with.
-        pixels: uint8 [N, size, size, 3], memory-mapped; the rows of unreadable images are zero.
-        unreadable: row → reason, of the images that could not be decoded.
-        ok: bool [N], False for those rows.
+        path: The folder of the store.
+        framing: The settings it was built with.
+        pixels: [N, size, size, 3] uint8, memory-mapped. The rows of unreadable images are zero.
+        unreadable: The reason for each row whose image cannot be decoded.
+        ok: [N] bool, False for those rows.
 
     Args:
-        path: the folder of a finished store.
+        path: The folder of a finished store.
 
     >>> PixelStore("nowhere")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: nowhere is no pixel store; make one with PixelStore.build
+    FileNotFoundError: nowhere: not a pixel store; make one with PixelStore.build
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,9 +49,9 @@ class PixelStore:
         try:
             about = json.loads((self.path / "store.json").read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(f"{path} is no pixel store; make one with PixelStore.build") from None
+            raise FileNotFoundError(f"{path}: not a pixel store; make one with PixelStore.build") from None
         if about["version"] != VERSION:
-            raise UserError(f"{path} is of version {about['version']}, not {VERSION}; build it again")
+            raise UserError(f"{path}: store version {about['version']}, expected {VERSION}; build it again")
         self.framing = Framing(**about["framing"])
         self.pixels: np.ndarray = np.load(self.path / "pixels.npy", mmap_mode="r")
         self.unreadable: dict[int, str] = {int(row): reason for row, reason in about["unreadable"].items()}
@@ -74,28 +74,28 @@ class PixelStore:
         strict: bool = False,
         progress: bool = True,
     ) -> Self:
-        """Open the store of a catalog, after decoding its images if that was not done before.
+        """Open the pixel store of a catalog, decoding the images if no store of them exists yet.
 
-        The store is found by content and settings: files that changed are noticed by folder, size and
-        modification time, and read again. What is unreadable is tried again by another version of Pillow, and
-        every time where memory was lacking. A build that was killed goes on where it stopped; of two
-        processes that want the same store, the second waits for the first.
+        Stores are identified by the content of the files and the settings. Files whose folder, size or
+        modification time changed are read again. Unreadable images are tried again by another version of
+        Pillow, and always if they failed for lack of memory. A killed build resumes where it stopped. If
+        another process is building the same store, this one waits for it.
 
         Args:
-            catalog: the images.
-            folder: where stores are kept, each in a folder of its own; the user's cache if left out.
-            size: side of the square, in pixels.
+            catalog: The images.
+            folder: Folder for all stores. Defaults to the user's cache.
+            size: Side of the square, in pixels.
             resize: "squash", "shorter" or "pad"; see `Framing`.
-            boxes: keep only what is inside each image's box.
-            margin: enlarge the box on each side by this share of its width and height.
-            workers: decoding processes; None for one per usable core, 0 for this process alone.
-            strict: raise if any image is unreadable, rather than list it in `unreadable`.
-            progress: show a progress bar on standard error.
+            boxes: Crop each image to its box.
+            margin: Enlarge each box on every side by this share of its width and height.
+            workers: Number of decoding processes. 0 decodes in this process. Defaults to one per usable core.
+            strict: Raise an error if an image is unreadable, instead of listing it in `unreadable`.
+            progress: Show a progress bar on standard error.
 
         Raises:
-            UserError: a setting is wrong, the catalog is empty, or `strict` and an image is unreadable.
-            OSError: the folder cannot be written or the disk is full; nothing half-written stays.
-            RuntimeError: a worker died; call again to go on.
+            UserError: A setting is wrong, the catalog is empty, or `strict` and an image is unreadable.
+            OSError: The folder cannot be written or the disk is full. No incomplete store is left.
+            RuntimeError: A worker died. Call again to resume.
 
         >>> import tempfile
         >>> from PIL import Image
@@ -109,12 +109,16 @@ class PixelStore:
         if not len(catalog):
             raise UserError(f"the catalog {catalog.name!r} has no images")
         stores = cache_folder() / "pixels" if folder is None else Path(folder)
-        store = cls(Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).path())
+        store = cls(
+            Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).find_or_build()
+        )
         if strict and store.unreadable:
-            named = [f"{shown(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()]
+            named = [
+                f"{printable(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()
+            ]
             raise UserError(
                 f"strict=True: {len(named)} of {len(catalog)} images are unreadable: {', '.join(named)}; "
-                "mend them, leave them out, or build with strict=False"
+                "repair them, leave them out, or use strict=False"
             )
         return store
 
@@ -122,13 +126,13 @@ class PixelStore:
         return len(self.pixels)
 
     def to(self, device: Device, *, share: float = 0.5) -> Self:
-        """Make `device` the one batches go to, and keep all pixels there if they fit.
+        """Send batches to `device` from now on, and copy all pixels there if they fit.
 
-        On the CPU nothing is copied: the operating system keeps a file that is read in memory by itself.
+        On the CPU nothing is copied: the operating system caches the file.
 
         Args:
-            device: where batches are wanted.
-            share: the pixels fit if they take at most this share of the device's free memory.
+            device: The device of future batches.
+            share: Largest share of the device's free memory that the pixels may take.
 
         Returns:
             The store itself.
@@ -141,22 +145,22 @@ class PixelStore:
         self._device, self._resident = torch.device(device), None
         if self.pixels.nbytes <= share * _free_bytes(self._device):
             self._resident = torch.empty(self.pixels.shape, dtype=torch.uint8, device=self._device)
-            step = max(1, STAGE // self.pixels[0].nbytes)
+            step = max(1, COPY_BYTES // self.pixels[0].nbytes)
             for rows in np.split(np.arange(len(self)), range(step, len(self), step)):
                 self._resident[rows[0] : rows[-1] + 1] = self._from_file(rows, self._device)
         return self
 
     def batch(self, rows: Rows, device: Device | None = None) -> torch.Tensor:
-        """The pixels of some rows: uint8 [B, size, size, 3].
+        """Return the pixels of some rows: [B, size, size, 3] uint8.
 
         Args:
-            rows: which, in the order wanted; repeats are allowed.
-            device: where to; None for the device given to `to`, else the CPU. A copy from the file to a CUDA
-                device goes through pinned memory and does not wait for the device.
+            rows: Row indices, in any order and with any repeats.
+            device: Device of the result. Defaults to the device given to `to`, or the CPU. Copies to a CUDA
+                device go through pinned memory and are asynchronous.
 
         Raises:
-            IndexError: a row outside the store, or a mask in place of rows.
-            UserError: a row whose image is unreadable; it is for the caller to leave it out, by `ok`.
+            IndexError: A row is outside the store, or `rows` is a mask.
+            UserError: A row is unreadable. Callers select readable rows with `ok`.
 
         >>> import tempfile
         >>> from PIL import Image
@@ -169,21 +173,21 @@ class PixelStore:
         >>> store.batch([1])
         Traceback (most recent call last):
         ...
-        firstpage.errors.UserError: rows [1] are unreadable (1: no such file); leave them out, as ...
+        firstpage.errors.UserError: rows [1] are unreadable (1: no such file); select rows ...
         """
-        wanted = row_array(rows, len(self))
+        wanted = as_row_indices(rows, len(self))
         if not self.ok[wanted].all():
             bad = sorted({int(row) for row in wanted[~self.ok[wanted]]})
-            why = f"{bad[0]}: {self.unreadable[bad[0]]}"
-            raise UserError(f"rows {bad} are unreadable ({why}); leave them out, as store.ok says")
+            reason = f"{bad[0]}: {self.unreadable[bad[0]]}"
+            raise UserError(f"rows {bad} are unreadable ({reason}); select rows with store.ok")
         target = self._device if device is None else torch.device(device)
         if self._resident is None:
             return self._from_file(wanted, target)
-        index = carried(torch.from_numpy(wanted), self._resident.device)
+        index = to_device(torch.from_numpy(wanted), self._resident.device)
         return self._resident.index_select(0, index).to(target)
 
     def batches(self, plan: Iterable[Rows], device: Device | None = None) -> Iterator[torch.Tensor]:
-        """One batch for each list of rows, as a batch sampler gives them.
+        """Yield one batch for each list of rows, such as those of a batch sampler.
 
         >>> import tempfile
         >>> from PIL import Image
@@ -198,23 +202,23 @@ class PixelStore:
             yield self.batch(rows, device)
 
     def _from_file(self, rows: np.ndarray, device: torch.device) -> torch.Tensor:
-        pixels = staging((len(rows), *self.pixels.shape[1:]), torch.uint8, device)
-        # The rows were checked; the default mode="raise" would copy everything once more.
+        pixels = pinned_buffer((len(rows), *self.pixels.shape[1:]), torch.uint8, device)
+        # The rows are valid; the default mode="raise" would copy everything once more.
         np.take(self.pixels, rows, axis=0, out=pixels.numpy(), mode="clip")
-        return sent(pixels, device)
+        return send(pixels, device)
 
 
-def row_array(rows: Rows, count: int) -> np.ndarray:
-    """Rows as int64, checked against the number of rows there are.
+def as_row_indices(rows: Rows, count: int) -> np.ndarray:
+    """Return rows as an int64 array, after checking that they are in 0..count-1.
 
-    >>> row_array([2], count=2)
+    >>> as_row_indices([2], count=2)
     Traceback (most recent call last):
     ...
     IndexError: row 2 is outside 0…1
     """
     given = torch.as_tensor(rows, device="cpu")
     if given.dtype == torch.bool:
-        raise IndexError("rows is a mask of True and False; give np.flatnonzero(mask)")
+        raise IndexError("rows is a boolean mask; use np.flatnonzero(mask)")
     wanted = given.to(torch.int64).numpy()
     outside = wanted[(wanted < 0) | (wanted >= count)]
     if outside.size:
@@ -222,35 +226,35 @@ def row_array(rows: Rows, count: int) -> np.ndarray:
     return wanted
 
 
-def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Host memory to fill and then send to `device`: pinned if that is a CUDA device.
+def pinned_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return host memory to fill and then `send` to a device: pinned if that is a CUDA device.
 
-    >>> staging((2, 3), torch.uint8, torch.device("cpu")).is_pinned()
+    >>> pinned_buffer((2, 3), torch.uint8, torch.device("cpu")).is_pinned()
     False
     """
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on `device`, without waiting for the copy where the device is a CUDA one.
+def send(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the host to `device`, asynchronously if that is a CUDA device.
 
-    The caller must not write to `host` again: it asks `staging` for the next. Torch's allocator of pinned
-    memory records the copy on the stream and hands the block out again only when that copy is done, so
-    nothing in flight is overwritten, and steady batches use the same few blocks.
+    The caller must not write to `host` again, but get a new `pinned_buffer` for the next copy. Torch's
+    allocator of pinned memory records the copy on the stream and reuses the block only when it is done, so
+    that nothing in flight is overwritten, and a series of batches uses the same few blocks.
 
-    >>> sent(torch.ones(2), torch.device("cpu"))
+    >>> send(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
     """
     return host.to(device, non_blocking=device.type == "cuda")
 
 
-def carried(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Values of the host on `device`, by way of `staging`, so that nobody waits.
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the host to `device` through pinned memory, without waiting.
 
-    >>> carried(torch.tensor([3, 1]), torch.device("cpu"))
+    >>> to_device(torch.tensor([3, 1]), torch.device("cpu"))
     tensor([3, 1])
     """
-    return sent(staging(tuple(values.shape), values.dtype, device).copy_(values), device)
+    return send(pinned_buffer(tuple(values.shape), values.dtype, device).copy_(values), device)
 
 
 def _free_bytes(device: torch.device) -> int:

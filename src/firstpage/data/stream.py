@@ -1,4 +1,4 @@
-"""The stream: the interface of the pixel store for sets too large to cache, decoded when asked for."""
+"""The stream: the interface of the pixel store for datasets too large to store, decoded on the fly."""
 
 import os
 from collections import deque
@@ -14,26 +14,26 @@ import torch
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import Unreadable
-from firstpage.data.framing import Framing, Row, decode_rows
-from firstpage.data.store import Device, Rows, row_array, sent, staging
+from firstpage.data.framing import FileRecord, Framing, decode_rows
+from firstpage.data.store import Device, Rows, as_row_indices, pinned_buffer, send
 from firstpage.data.workers import Workers
 
-_Asked = tuple[np.ndarray, Path, list[Future[list[Row]]]]
+_Pending = tuple[np.ndarray, Path, list[Future[list[FileRecord]]]]
 
 
 class Stream:
-    """Batches of a catalog decoded on the fly in worker processes.
+    """Batches of a catalog, decoded on the fly in worker processes.
 
-    Nothing is kept: each epoch decodes again. Use `PixelStore` where the disk has room. Close a stream, or
-    use it in a `with` block, to stop its workers; they also stop with this process.
+    Nothing is stored: each epoch decodes all images again. Use `PixelStore` if it fits the disk. Close a
+    stream, or use it in a `with` block, to stop its workers; they also stop when this process ends.
 
     Args:
-        catalog: the images.
-        size: side of the square, in pixels.
+        catalog: The images.
+        size: Side of the square, in pixels.
         resize: "squash", "shorter" or "pad"; see `Framing`.
-        boxes: keep only what is inside each image's box.
-        margin: enlarge the box on each side by this share of its width and height.
-        workers: decoding processes; None for one per usable core, 0 for this process alone.
+        boxes: Crop each image to its box.
+        margin: Enlarge each box on every side by this share of its width and height.
+        workers: Number of decoding processes. 0 decodes in this process. Defaults to one per usable core.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -56,7 +56,7 @@ class Stream:
         workers: int | None = None,
     ) -> None:
         self.catalog = catalog
-        self.ok = np.ones(len(catalog), dtype=bool)  # nobody has tried
+        self.ok = np.ones(len(catalog), dtype=bool)  # not known before an image is decoded
         self.framing = Framing(size, resize, boxes, margin)
         self._crops = self.framing.crops(catalog)
         self._folder = TemporaryDirectory(prefix="firstpage-")
@@ -68,7 +68,7 @@ class Stream:
         return len(self.catalog)
 
     def to(self, device: Device) -> Self:
-        """Make `device` the one batches go to.
+        """Send batches to `device` from now on.
 
         >>> catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, int), ["red"], {})
         >>> with Stream(catalog, workers=0).to("cpu") as stream:
@@ -79,11 +79,11 @@ class Stream:
         return self
 
     def batch(self, rows: Rows, device: Device | None = None) -> torch.Tensor:
-        """The pixels of some rows: uint8 [B, size, size, 3]; see `PixelStore.batch`.
+        """Return the pixels of some rows: [B, size, size, 3] uint8; see `PixelStore.batch`.
 
         Raises:
-            IndexError: a row outside the catalog.
-            Unreadable: an image cannot be decoded; `firstpage data check` finds all of them beforehand.
+            IndexError: A row is outside the catalog.
+            Unreadable: An image cannot be decoded. `firstpage data check` finds such images beforehand.
 
         >>> catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, int), ["red"], {})
         >>> with Stream(catalog, workers=0) as stream:
@@ -97,7 +97,7 @@ class Stream:
     def batches(
         self, plan: Iterable[Rows], device: Device | None = None, *, ahead: int = 2
     ) -> Iterator[torch.Tensor]:
-        """One batch for each list of rows, decoded `ahead` of the one being used.
+        """Yield one batch for each list of rows, decoding up to `ahead` batches in advance.
 
         >>> import tempfile
         >>> from PIL import Image
@@ -109,19 +109,19 @@ class Stream:
         [1, 2]
         """
         target = self._device if device is None else torch.device(device)
-        asked: deque[_Asked] = deque()
+        pending: deque[_Pending] = deque()
         try:
             for rows in plan:
-                asked.append(self._ask(row_array(rows, len(self))))
-                if len(asked) > ahead:
-                    yield self._take(*asked.popleft(), target)
-            while asked:
-                yield self._take(*asked.popleft(), target)
+                pending.append(self._request(as_row_indices(rows, len(self))))
+                if len(pending) > ahead:
+                    yield self._collect(*pending.popleft(), target)
+            while pending:
+                yield self._collect(*pending.popleft(), target)
         finally:
-            for _, path, futures in asked:  # the caller left the loop early
+            for _, path, futures in pending:  # the caller left the loop early
                 for future in futures:
                     future.cancel()
-                path.unlink(missing_ok=True)  # what a worker still writes goes with it
+                path.unlink(missing_ok=True)  # even if a worker is still writing to it
 
     def close(self) -> None:
         """Stop the workers.
@@ -137,29 +137,30 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, rows: np.ndarray) -> _Asked:
+    def _request(self, rows: np.ndarray) -> _Pending:
         path = Path(self._folder.name, str(next(self._names)))
         path.touch()
-        share = max(1, -(-len(rows) // max(1, self._workers.count)))
-        return rows, path, [self._part(rows[at : at + share], path, at) for at in range(0, len(rows), share)]
+        count = max(1, -(-len(rows) // max(1, self._workers.count)))  # rows per worker
+        starts = range(0, len(rows), count)
+        return rows, path, [self._submit(rows[start : start + count], path, start) for start in starts]
 
-    def _part(self, rows: np.ndarray, path: Path, at: int) -> "Future[list[Row]]":
+    def _submit(self, rows: np.ndarray, path: Path, start: int) -> "Future[list[FileRecord]]":
         root, paths = os.fspath(self.catalog.root), [self.catalog.paths[row] for row in rows]
         crops = None if self._crops is None else self._crops[rows].tolist()
-        offset = at * self.framing.size**2 * 3
+        offset = start * self.framing.size**2 * 3
         return self._workers.submit(decode_rows, self.framing, root, paths, crops, str(path), offset, False)
 
-    def _take(
-        self, rows: np.ndarray, path: Path, futures: list[Future[list[Row]]], device: torch.device
+    def _collect(
+        self, rows: np.ndarray, path: Path, futures: list[Future[list[FileRecord]]], device: torch.device
     ) -> torch.Tensor:
         try:
-            results = [result for future in futures for result in future.result()]
-            for row, (*_, reason) in zip(rows, results, strict=True):
+            records = [record for future in futures for record in future.result()]
+            for row, (*_, reason) in zip(rows, records, strict=True):
                 if reason:
                     raise Unreadable(self.catalog.paths[row], reason)
-            pixels = staging((len(rows), self.framing.size, self.framing.size, 3), torch.uint8, device)
+            pixels = pinned_buffer((len(rows), self.framing.size, self.framing.size, 3), torch.uint8, device)
             with open(path, "rb") as file:
                 file.readinto(pixels.numpy().data)
         finally:
             path.unlink()
-        return sent(pixels, device)
+        return send(pixels, device)

@@ -1,4 +1,4 @@
-"""The body of a worker process. It imports next to nothing: what a call needs comes with the call."""
+"""The main loop of a worker process. Imports almost nothing: each call brings the modules it needs."""
 
 import os
 import pickle
@@ -6,9 +6,9 @@ import sys
 
 
 def serve() -> None:
-    """Answer the calls from standard input on standard output, until the parent closes it or is gone.
+    """Answer calls from standard input on standard output, until the parent closes its end or dies.
 
-    A call is a pickled (function, arguments); an answer is (True, result) or (False, exception).
+    A call is a pickled `(function, arguments)`; the answer is `(True, result)` or `(False, exception)`.
 
     >>> from firstpage.data.workers import Workers
     >>> with Workers(1) as workers:
@@ -17,7 +17,7 @@ def serve() -> None:
     5
     """
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    os.dup2(2, 1)  # so that nothing a library prints can get between the answers
     while True:
         try:
             function, arguments = pickle.load(calls)

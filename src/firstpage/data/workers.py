@@ -1,7 +1,7 @@
-"""Worker processes for decoding: light, safe to start from anywhere, gone when their parent is gone.
+"""Worker processes for decoding: lightweight, safe to start from any script, and never orphaned.
 
-Why not `concurrent.futures.ProcessPoolExecutor`: its workers run the caller's script again (so every script
-needs a `__main__` guard), import torch (two seconds and 200 MB each) and outlive a parent that was killed.
+`concurrent.futures.ProcessPoolExecutor` will not do: its workers run the caller's script again (so that every
+script needs a `__main__` guard), import torch (two seconds and 200 MB each) and outlive a killed parent.
 """
 
 import os
@@ -19,7 +19,7 @@ from firstpage.errors import UserError
 
 T = TypeVar("T")
 
-# The packages above this module are entered without running their __init__: a worker needs no torch.
+# Registers the parent packages without running their __init__: a worker needs no torch.
 BOOT = """
 import sys, types
 package, data, *sys.path = sys.argv[1:]
@@ -32,13 +32,16 @@ serve()
 
 
 class Workers:
-    """A pool of worker processes; each is a fresh interpreter that runs one function call at a time.
+    """A pool of worker processes, each a fresh interpreter that runs one function call at a time.
 
-    A call's function and arguments must be picklable, the function from a module (not from a script). A
-    worker that dies ends its call with an error, not with a wait. With `count=0` calls run in this process.
+    Functions and arguments must be picklable, and functions defined in a module, not in a script. If a worker
+    dies, its call raises an error instead of waiting forever.
 
     Args:
-        count: how many processes; None for one per usable core.
+        count: Number of processes. 0 runs calls in this process. Defaults to one per usable core.
+
+    Raises:
+        UserError: `count` is negative.
 
     >>> with Workers(0) as workers:
     ...     sorted(workers.map(divmod, [(7, 2), (9, 4)]))
@@ -47,17 +50,17 @@ class Workers:
 
     def __init__(self, count: int | None = None) -> None:
         if count is not None and count < 0:
-            raise UserError(f"workers={count}: must be at least 0 (0: in this process)")
+            raise UserError(f"workers={count}: must be at least 0 (0 decodes in this process)")
         self.count = usable_cores() if count is None else count
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._all = [_start() for _ in range(self.count)]
-        for worker in self._all:
+        self._processes = [_start() for _ in range(self.count)]
+        for worker in self._processes:
             self._idle.put(worker)
-        # One thread waits on each process, so that a caller gets ordinary futures.
+        # One thread waits for each process, so that callers get ordinary futures.
         self._threads = ThreadPoolExecutor(self.count) if self.count else None
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":  # noqa: ANN401
-        """Ask for one call; its future holds the result, or the error.
+        """Schedule one call and return the future of its result.
 
         >>> with Workers(0) as workers:
         ...     workers.submit(max, 3, 5).result()
@@ -73,7 +76,7 @@ class Workers:
         return future
 
     def map(self, function: Callable[..., T], tasks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
-        """Call the function on each task; yield (index of the task, result) as they finish.
+        """Call the function with each task's arguments; yield `(task index, result)` as calls finish.
 
         >>> with Workers(0) as workers:
         ...     dict(workers.map(max, [(3, 5), (8, 2)]))
@@ -82,22 +85,22 @@ class Workers:
         if self._threads is None:
             yield from ((index, function(*task)) for index, task in enumerate(tasks))
             return
-        waiting = {self.submit(function, *task): index for index, task in enumerate(tasks)}
-        for future in as_completed(waiting):
-            yield waiting.pop(future), future.result()
+        index_of = {self.submit(function, *task): index for index, task in enumerate(tasks)}
+        for future in as_completed(index_of):
+            yield index_of.pop(future), future.result()
 
     def close(self) -> None:
-        """Stop the workers, also those in the middle of a call.
+        """Stop the workers, even in the middle of a call.
 
         >>> Workers(0).close()
         """
-        for process in self._all:
+        for process in self._processes:
             process.kill()
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
-        for process in self._all:
+        for process in self._processes:
             process.communicate()
-        self._all = []
+        self._processes = []
 
     def __enter__(self) -> Self:
         return self
@@ -115,9 +118,9 @@ class Workers:
             done, value = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             code = process.wait()
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             remedy = "if memory ran out, use fewer workers" if code < 0 else "its own message is above"
-            raise RuntimeError(f"a decoding worker died ({how}): {remedy}") from error
+            raise RuntimeError(f"a decoding worker died ({cause}): {remedy}") from error
         finally:
             self._idle.put(process)
         if not done:
@@ -127,7 +130,7 @@ class Workers:
 
 
 def usable_cores() -> int:
-    """The cores this process may run on, which a container or `taskset` can make fewer than the machine's.
+    """Return the number of cores this process may use; containers and `taskset` can limit it.
 
     >>> usable_cores() >= 1
     True
@@ -141,5 +144,5 @@ def _start() -> "subprocess.Popen[bytes]":
         [sys.executable, "-c", BOOT, str(data.parent), str(data), *sys.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        process_group=0,  # Ctrl-C at the terminal is for the parent, which then stops its workers
+        process_group=0,  # Ctrl-C in the terminal reaches only the parent, which then stops its workers
     )

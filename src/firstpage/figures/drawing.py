@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from firstpage import durable
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.figures.style import SUFFIXES, Style, distinct_names, make_style, save
 
@@ -256,7 +256,7 @@ def draw(
     firstpage.errors.UserError: figure 'sphere-densty': no such name; did you mean ...
     """
     if name not in _FIGURES:
-        raise UserError(f"figure {name!r}: no such name; {meant(name, _FIGURES)}figures.names() lists all")
+        raise UserError(f"figure {name!r}: no such name; {suggest(name, _FIGURES)}figures.names() lists all")
     suffixes = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
     if Path(out).suffix.lower() not in suffixes:  # before minutes of work
         raise UserError(f"{out}: {name} must be written as {', '.join(suffixes)}")

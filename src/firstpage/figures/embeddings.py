@@ -108,11 +108,11 @@ class EmbeddedImages:
 
     def image(self, position: int, side: int = 64) -> NDArray[np.uint8]:
         """Decode the image at a position: uint8 [h, w, 3], not much larger than `side`."""
-        from firstpage.data.decode import decode
+        from firstpage.data.decode import decode_image
 
         if self.catalog is None or self.rows is None:
             raise UserError("images: pass the dataset (--data): the file holds embeddings only")
-        return np.asarray(decode(self.catalog.path(int(self.rows[position])), enough=side))
+        return np.asarray(decode_image(self.catalog.path(int(self.rows[position])), min_side=side))
 
     def _at_rows(self, rows: Rows) -> EmbeddedImages:
         """Return the images at some rows of the catalog, without those that are not embedded."""

@@ -9,7 +9,7 @@ from typing import cast
 from torch import nn
 
 from firstpage._plugins import import_object
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage._types import convert, hints_of
 from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
@@ -98,7 +98,7 @@ def create(name: str, **overrides: object) -> Loss:
     for key, value in overrides.items():
         if key not in known and not open_ended:
             raise UserError(
-                f"loss {name!r}: no setting {key!r}; {meant(key, known)}it takes {', '.join(known)}"
+                f"loss {name!r}: no setting {key!r}; {suggest(key, known)}it takes {', '.join(known)}"
             )
         overrides[key] = convert(value, hints.get(key, object), f"loss {name!r}: {key}")
     missing = [key for key in required_arguments(name) if key not in overrides]
@@ -129,7 +129,7 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, object]]:
     if name in _ROWS:
         return _ROWS[name]
     if not isinstance(name, str) or ":" not in name:
-        raise UserError(f"loss {name!r}: no such name; {meant(name, _ROWS)}losses.names() lists all")
+        raise UserError(f"loss {name!r}: no such name; {suggest(name, _ROWS)}losses.names() lists all")
     kind = import_object(name, "loss.name")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise UserError(f"loss.name={name!r}: is not a class of losses: subclass firstpage.losses.Loss")

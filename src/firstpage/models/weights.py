@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
-import shutil
-import urllib.request
-import uuid
 from collections.abc import Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
-from rich.progress import wrap_file
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from firstpage.data.cache import cache_folder
+from firstpage.data.file_download import download_file, file_sha256
 from firstpage.errors import UserError
 
 if TYPE_CHECKING:
@@ -141,39 +135,16 @@ def fetch(name: str, fits: bool = True) -> Path:
     folder = cache_folder() / "weights"
     path = folder / file
     if not path.is_file():
-        _download(f"{_HOST}/{file}", path, expected)
-    elif not _digest(path).startswith(expected):
+        try:
+            download_file(f"{_HOST}/{file}", path, sha256=expected, attempts=1)
+        except (OSError, UserError) as error:
+            raise FileNotFoundError(f"weights='imagenet': {error}; put {file} into {folder}") from None
+    elif not file_sha256(path).startswith(expected):
         raise UserError(
             f"weights='imagenet': {path} is damaged, its sha256 does not begin {expected}; "
             "delete it, and it is fetched again"
         )
     return path
-
-
-def _download(url: str, path: Path, expected: str) -> None:
-    """Fetches a file under another name, and renames it into place only when it is whole and right."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=30) as response, part.open("wb") as target:
-            total = int(response.headers.get("Content-Length") or 0)
-            console = Console(stderr=True)
-            with wrap_file(response, total, description=path.name, console=console, transient=True) as source:
-                shutil.copyfileobj(source, target, 1 << 20)
-        if not _digest(part).startswith(expected):
-            raise OSError(f"what came is damaged, its sha256 does not begin {expected}")
-        part.replace(path)
-    except (OSError, HTTPException) as error:
-        raise FileNotFoundError(
-            f"weights='imagenet': could not fetch {url} ({error}); put that file into {path.parent}"
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _misfits(backbone: Backbone, entries: Mapping[str, Tensor]) -> list[str]:

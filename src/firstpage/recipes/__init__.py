@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.recipes.recipe import Recipe
 
 __all__ = ["Recipe", "find", "names"]
@@ -41,5 +41,5 @@ def find(name: str | None) -> Recipe:
     if Path(name).is_file():
         return Recipe.read(name)
     raise FileNotFoundError(
-        f"recipe {name!r}: no such file or name; {meant(name, names())}the names are {', '.join(names())}"
+        f"recipe {name!r}: no such file or name; {suggest(name, names())}the names are {', '.join(names())}"
     )

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import tomli_w
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage._types import convert
 from firstpage.errors import UserError
 from firstpage.recipes.settings import (
@@ -138,7 +138,9 @@ def build_settings(kind: Any, table: Mapping[str, Any], prefix: str) -> Any:  # 
     for key, value in table.items():
         name = f"{prefix}{key}"
         if key not in known:
-            raise UserError(f"{name}: no such setting; {meant(key, known, prefix)}it has {', '.join(known)}")
+            raise UserError(
+                f"{name}: no such setting; {suggest(key, known, prefix)}it has {', '.join(known)}"
+            )
         if not is_dataclass(hints[key]):
             given[key] = convert(value, hints[key], name)
         elif isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from firstpage.data.decode import shown
+from firstpage.data.decode import printable
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.report.embedded_test import EmbeddedTest
 
@@ -204,7 +204,7 @@ def format_interval(interval: Interval | None) -> str:
 
 def _shorten(name: str, width: int) -> str:
     """Shorten a name to keep its line within 80 columns; the JSON has the full name."""
-    name = shown(name)
+    name = printable(name)
     return name if len(name) <= width else f"{name[: width - 1]}…"
 
 

@@ -13,7 +13,7 @@ from PIL import Image, features
 from torch import Tensor
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import decode
+from firstpage.data.decode import decode_image
 from firstpage.figures.embedding_map import map_positions, plot_embedding_map
 from firstpage.report.evaluation import Evaluation
 from firstpage.report.markup import Html, tag
@@ -56,7 +56,7 @@ class Thumbnails:
 
     def image(self, row: int) -> Image.Image:
         """Return the image of a row, scaled down to the side without cropping."""
-        image = decode(self.catalog.path(row), enough=self.side)
+        image = decode_image(self.catalog.path(row), min_side=self.side)
         image.thumbnail((self.side, self.side), Image.Resampling.LANCZOS)
         return image
 

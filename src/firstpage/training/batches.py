@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
-from firstpage.data.store import carried
+from firstpage.data.store import to_device
 from firstpage.models.embedder import Pixels
 
 __all__ = ["TrainBatches"]
@@ -53,5 +53,5 @@ class TrainBatches:
 
     def targets(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Return the labels and the image ids (rows of the catalog) of some rows."""
-        batch = carried(torch.tensor(rows), self._device)
+        batch = to_device(torch.tensor(rows), self._device)
         return self.labels[batch], self.image_ids[batch]

@@ -1,4 +1,4 @@
-"""Readers: one a dataset, each for the layout in which it is distributed."""
+"""Readers of datasets, each in the layout in which it is distributed."""
 
 from __future__ import annotations
 
@@ -9,53 +9,52 @@ from pathlib import Path
 from typing import Any
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.cars import cars
-from firstpage.data.readers.casia import casia
-from firstpage.data.readers.cub import cub
-from firstpage.data.readers.folder import folder
-from firstpage.data.readers.hotels50k import hotels50k
-from firstpage.data.readers.inshop import inshop
-from firstpage.data.readers.layout import MARKERS, locate, require
-from firstpage.data.readers.lfw import lfw
-from firstpage.data.readers.sop import sop
-from firstpage.data.readers.survey import survey
-from firstpage.data.readers.table import csv, parquet
+from firstpage.data.readers.cars import read_cars
+from firstpage.data.readers.casia import read_casia
+from firstpage.data.readers.cub import read_cub
+from firstpage.data.readers.folder import read_folder
+from firstpage.data.readers.hotels50k import read_hotels50k
+from firstpage.data.readers.inshop import read_inshop
+from firstpage.data.readers.layout import MARKERS, find_root, require_root
+from firstpage.data.readers.lfw import read_lfw
+from firstpage.data.readers.sop import read_sop
+from firstpage.data.readers.survey import find_problems
+from firstpage.data.readers.table import read_csv, read_parquet
 from firstpage.errors import UserError
 
 __all__ = ["kinds", "read"]
 
 
-def _glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
-    from firstpage.data.glyphs import drawn_with, glyphs  # matplotlib takes a second to import
+def _read_glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
+    from firstpage.data.glyphs import draw_glyphs, read_settings  # matplotlib takes a second to import
 
     if path is not None:
-        folder = require(path, "glyphs")
-        options = {"folder": folder} | drawn_with(folder) | options
-    return glyphs(**options)
+        folder = require_root(path, "glyphs")
+        options = {"folder": folder} | read_settings(folder) | options
+    return draw_glyphs(**options)
 
 
 _READERS: dict[str, Callable[..., Catalog]] = {
-    "cub": cub,
-    "cars": cars,
-    "sop": sop,
-    "inshop": inshop,
-    "hotels50k": hotels50k,
-    "casia": casia,
-    "lfw": lfw,
-    "folder": folder,
-    "csv": csv,
-    "parquet": parquet,
-    "glyphs": _glyphs,
+    "cub": read_cub,
+    "cars": read_cars,
+    "sop": read_sop,
+    "inshop": read_inshop,
+    "hotels50k": read_hotels50k,
+    "casia": read_casia,
+    "lfw": read_lfw,
+    "folder": read_folder,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "glyphs": _read_glyphs,
 }
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
 
 def kinds() -> list[str]:
-    """The kinds of dataset that `read` knows.
+    """Return the kinds of dataset that `read` knows.
 
-    Example:
-        >>> kinds()
-        ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
+    >>> kinds()
+    ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
     """
     return list(_READERS)
 
@@ -67,53 +66,54 @@ def read(
     unlabeled: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Catalog:
-    """Reads a dataset, in the layout it is distributed in.
+    """Read a dataset in the layout in which it is distributed.
 
-    What is wrong with it but can be worked with (missing files, empty classes, counts that differ from the
-    published ones) is warned of, and kept in `warnings` of the catalog. Rows of missing files stay.
+    Minor problems (missing files, empty classes, counts that differ from the published ones) are warnings,
+    which are also stored in the catalog. Missing files keep their rows.
 
     Args:
-        path: A folder or a table; "glyphs" is the set that comes with the package.
-        kind: One of `kinds()`; found from what the folder holds, if not given.
-        unlabeled: Also take a folder of images without class folders, as one class named after it.
-        options: Passed to the reader: `root` for csv and parquet, those of `glyphs`.
+        path: A folder or a table, or "glyphs" for the built-in dataset.
+        kind: One of `kinds()`. By default it is recognized by the contents of the folder.
+        unlabeled: Accept a folder of images without class folders, as one class named after the folder.
+        options: Passed to the reader: `root` for csv and parquet, the options of `draw_glyphs` for glyphs.
 
     Raises:
-        FileNotFoundError: There is nothing, or not that kind of dataset.
-        UserError: The kind is unknown or cannot be told, or an annotation cannot be read.
+        FileNotFoundError: The path does not exist, or is not this kind of dataset.
+        UserError: The kind is unknown or ambiguous, or an annotation cannot be read.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     for name in ("wren", "auk"):
-        ...         Path(root, name).mkdir()
-        ...         Path(root, name, "1.jpg").touch()
-        ...     print(read(root).summary())
-        folder: 2 images, 2 classes
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("wren", "auk"):
+    ...         Path(root, name).mkdir()
+    ...         Path(root, name, "1.jpg").touch()
+    ...     print(read(root).summary())
+    folder: 2 images, 2 classes
     """
     if path == "glyphs" and kind in (None, "glyphs"):
-        return _glyphs(None, **options)
+        return _read_glyphs(None, **options)
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"read({str(path)!r}): no such file or folder")
-    kind = kind or _kind_of(path)
+    kind = kind or _recognize_kind(path)
     if kind not in _READERS:
         raise UserError(f"read({str(path)!r}, kind={kind!r}): must be one of {', '.join(kinds())}")
     if unlabeled and kind == "folder":
         options["unlabeled"] = True
     catalog = _READERS[kind](path, **options)
-    catalog = replace(catalog, warnings=catalog.warnings + survey(catalog))
+    catalog = replace(catalog, warnings=catalog.warnings + find_problems(catalog))
     for warning in catalog.warnings:
         warnings.warn(warning, stacklevel=2)
     return catalog
 
 
-def _kind_of(path: Path) -> str:
+def _recognize_kind(path: Path) -> str:
     if not path.is_dir():
         if path.suffix.lower() not in _SUFFIXES:
-            raise UserError(f"read({str(path)!r}): neither a folder nor a table; extract it, or give kind=")
+            raise UserError(f"read({str(path)!r}): neither a folder nor a table; extract it, or set kind=")
         return _SUFFIXES[path.suffix.lower()]
-    kinds = [kind for kind in MARKERS if locate(path, kind)]
+    kinds = [kind for kind in MARKERS if find_root(path, kind)]
     if len(kinds) > 1:
-        raise UserError(f"read({str(path)!r}): holds {' and '.join(kinds)}; give the folder of one, or kind=")
+        raise UserError(
+            f"read({str(path)!r}): contains {' and '.join(kinds)}; give the folder of one, or set kind="
+        )
     return kinds[0] if kinds else "folder"

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.folder import from_folders
-from firstpage.data.readers.layout import SPLITS, folders_in, locate, split_name
+from firstpage.data.readers.folder import read_class_folders
+from firstpage.data.readers.layout import SPLITS, find_root, list_folders, normalize_split
 from firstpage.errors import UserError
 
 
-def casia(path: Path) -> Catalog:
-    """Reads CASIA-WebFace: a folder an identity, all of it for training.
+def read_casia(path: Path) -> Catalog:
+    """Read CASIA-WebFace, with one folder per identity, all of it for training.
 
         CASIA-WebFace/0000045/001.jpg
 
@@ -22,22 +22,23 @@ def casia(path: Path) -> Catalog:
         path: CASIA-WebFace, its parent, or any folder of identities.
 
     Raises:
-        FileNotFoundError: There are no images in folders.
-        UserError: Its folders are splits, not identities.
+        FileNotFoundError: There are no images in class folders.
+        UserError: The folders are splits, not identities.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     Path(root, "0000045").mkdir()
-        ...     Path(root, "0000045", "001.jpg").touch()
-        ...     print(casia(Path(root)).summary())
-        casia: 1 images, 1 classes
-          train: 1 images, 1 classes
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     Path(root, "0000045").mkdir()
+    ...     Path(root, "0000045", "001.jpg").touch()
+    ...     print(read_casia(Path(root)).summary())
+    casia: 1 images, 1 classes
+      train: 1 images, 1 classes
     """
-    root = locate(path, "casia") or path
-    names = folders_in(root)
-    if names and all(split_name(name) in SPLITS for name in names):
-        fault = f"holds {', '.join(names)}, not identities; give one of these, or kind='folder'"
-        raise UserError(f"read({str(root)!r}, kind='casia'): {fault}")
-    catalog = from_folders("casia", root)
+    root = find_root(path, "casia") or path
+    names = list_folders(root)
+    if names and all(normalize_split(name) in SPLITS for name in names):
+        raise UserError(
+            f"read({str(root)!r}, kind='casia'): contains {', '.join(names)}, not identities; "
+            "give one of these, or kind='folder'"
+        )
+    catalog = read_class_folders("casia", root)
     return replace(catalog, splits={"train": np.arange(len(catalog))})

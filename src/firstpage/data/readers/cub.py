@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import columns, first_classes, require
+from firstpage.data.readers.layout import read_columns, require_root, split_first_classes
 from firstpage.errors import UserError
 
 
-def cub(path: Path) -> Catalog:
-    """Reads CUB_200_2011/ as distributed; the first 100 classes train, the others test.
+def read_cub(path: Path) -> Catalog:
+    """Read CUB-200-2011. The first 100 classes are for training, the others for testing.
 
         CUB_200_2011/images.txt  image_class_labels.txt  classes.txt  bounding_boxes.txt
         CUB_200_2011/images/001.Black_footed_Albatross/....jpg
@@ -21,33 +21,32 @@ def cub(path: Path) -> Catalog:
         path: CUB_200_2011 or its parent.
 
     Raises:
-        FileNotFoundError: It is not there, or one of its tables is not.
-        UserError: The tables do not fit together.
+        FileNotFoundError: The dataset or one of its tables is missing.
+        UserError: The tables contradict each other.
 
-    Example:
-        >>> import tempfile
-        >>> tables = {
-        ...     "images.txt": "1 001.Auk/a.jpg", "image_class_labels.txt": "1 1", "classes.txt": "1 001.Auk",
-        ...     "bounding_boxes.txt": "1 60.0 27.0 325.0 304.0",
-        ... }
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     for name, text in tables.items():
-        ...         _ = Path(root, name).write_text(text)
-        ...     catalog = cub(Path(root))
-        >>> catalog.paths, catalog.boxes.tolist()
-        (['images/001.Auk/a.jpg'], [[60.0, 27.0, 385.0, 331.0]])
+    >>> import tempfile
+    >>> tables = {
+    ...     "images.txt": "1 001.Auk/a.jpg", "image_class_labels.txt": "1 1", "classes.txt": "1 001.Auk",
+    ...     "bounding_boxes.txt": "1 60.0 27.0 325.0 304.0",
+    ... }
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name, text in tables.items():
+    ...         _ = Path(root, name).write_text(text)
+    ...     catalog = read_cub(Path(root))
+    >>> catalog.paths, catalog.boxes.tolist()
+    (['images/001.Auk/a.jpg'], [[60.0, 27.0, 385.0, 331.0]])
     """
-    root = require(path, "cub")
-    images, names = columns(root / "images.txt", 2)
-    class_of = dict(zip(*columns(root / "image_class_labels.txt", 2), strict=True))
-    class_ids, classes = columns(root / "classes.txt", 2)
-    box_of = {image: box for image, *box in zip(*columns(root / "bounding_boxes.txt", 5), strict=True)}
+    root = require_root(path, "cub")
+    images, names = read_columns(root / "images.txt", 2)
+    class_of = dict(zip(*read_columns(root / "image_class_labels.txt", 2), strict=True))
+    class_ids, classes = read_columns(root / "classes.txt", 2)
+    box_of = {image: box for image, *box in zip(*read_columns(root / "bounding_boxes.txt", 5), strict=True)}
     label_of = {class_id: label for label, class_id in enumerate(class_ids)}
     try:
         labels = np.array([label_of[class_of[image]] for image in images])
         boxes = np.array([box_of[image] for image in images], np.float32)  # x, y, width, height
-    except KeyError as absent:
-        raise UserError(f"{root}: image or class {absent} is in one table and not in another") from None
+    except KeyError as missing:
+        raise UserError(f"{root}: image or class {missing} is in one table but not in another") from None
     except ValueError as error:
         raise UserError(f"{root / 'bounding_boxes.txt'}: {error}") from None
     boxes[:, 2:] += boxes[:, :2]
@@ -57,6 +56,6 @@ def cub(path: Path) -> Catalog:
         [f"images/{name}" for name in names],
         labels,
         list(classes),
-        first_classes(labels, 100),
+        split_first_classes(labels, 100),
         boxes=boxes,
     )

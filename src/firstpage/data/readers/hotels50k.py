@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import MARKERS, csv_rows, images_below, number, require
+from firstpage.data.readers.layout import MARKERS, encode_names, list_images, read_csv_rows, require_root
 from firstpage.errors import UserError
 
 
-def hotels50k(path: Path) -> Catalog:
-    r"""Reads Hotels-50K: a class is a hotel, a group its chain; the train images are the gallery too.
+def read_hotels50k(path: Path) -> Catalog:
+    r"""Read Hotels-50K. A class is a hotel, a group a hotel chain. The gallery is the train images.
 
         [input/][dataset/]train_set.csv  test_set.csv  (image_id, hotel_id, image_url, image_source, ...)
         [input/][dataset/]hotel_info.csv  (hotel_id, hotel_name, chain_id, ...)
@@ -21,28 +21,27 @@ def hotels50k(path: Path) -> Catalog:
         images/train/<chain>/<hotel>/<source>/<image>.jpg
         images/test/unoccluded/<chain>/<hotel>/<source>/<image>.jpg
 
-    Images are found by their id, because the publisher's script has written them into one flat folder as
-    well as into this tree, with the suffix of their address. Without hotel_info.csv there are no groups.
+    Images are found by their id, because versions of the publisher's script write them into one flat folder
+    or into this tree, with the suffixes of their URLs. Without hotel_info.csv there are no groups.
 
     Args:
-        path: The folder that holds images/ and the tables, or its parent.
+        path: The folder that contains images/ and the tables, or its parent.
 
     Raises:
-        FileNotFoundError: It is not there, or one of the two sets is not.
+        FileNotFoundError: The dataset or one of its two tables of images is missing.
         UserError: A row has too few fields.
 
-    Example:
-        >>> import tempfile
-        >>> header = "image_id,hotel_id,image_url,image_source,upload_timestamp"
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     _ = Path(root, "train_set.csv").write_text(f"{header}\n7,12,http://x/7.jpg,expedia,")
-        ...     _ = Path(root, "test_set.csv").write_text(f"{header}\n8,12,http://x/8.jpg,traffickcam,")
-        ...     _ = Path(root, "hotel_info.csv").write_text("hotel_id,hotel_name,chain_id\n12,Sea View,3")
-        ...     catalog = hotels50k(Path(root))
-        >>> catalog.paths[1], {name: rows.tolist() for name, rows in catalog.splits.items()}
-        ('images/test/unoccluded/3/12/traffickcam/8.jpg', {'train': [0], 'gallery': [0], 'query': [1]})
+    >>> import tempfile
+    >>> header = "image_id,hotel_id,image_url,image_source,upload_timestamp"
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "train_set.csv").write_text(f"{header}\n7,12,http://x/7.jpg,expedia,")
+    ...     _ = Path(root, "test_set.csv").write_text(f"{header}\n8,12,http://x/8.jpg,traffickcam,")
+    ...     _ = Path(root, "hotel_info.csv").write_text("hotel_id,hotel_name,chain_id\n12,Sea View,3")
+    ...     catalog = read_hotels50k(Path(root))
+    >>> catalog.paths[1], {name: rows.tolist() for name, rows in catalog.splits.items()}
+    ('images/test/unoccluded/3/12/traffickcam/8.jpg', {'train': [0], 'gallery': [0], 'query': [1]})
     """
-    root = require(path, "hotels50k")
+    root = require_root(path, "hotels50k")
     tables = next(root / marker for marker in MARKERS["hotels50k"] if (root / marker).exists()).parent
     chain_of = _mapping(tables / "hotel_info.csv", 2)
     chain_names = _mapping(tables / "chain_info.csv", 1)
@@ -53,9 +52,9 @@ def hotels50k(path: Path) -> Catalog:
         (tables / "train_set.csv", "images/train"),
         (tables / "test_set.csv", "images/test/unoccluded"),
     ):
-        there = images_below(root, folder) if (root / folder).is_dir() else []
-        file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in there}
-        for line, row in islice(csv_rows(file), 1, None):
+        images = list_images(root, folder) if (root / folder).is_dir() else []
+        file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in images}
+        for line, row in islice(read_csv_rows(file), 1, None):
             if len(row) < 4:
                 raise UserError(
                     f"{file}:{line}: expected image_id, hotel_id, image_url, image_source, got {row}"
@@ -65,8 +64,8 @@ def hotels50k(path: Path) -> Catalog:
             paths.append(file_of.get(image, expected))
             hotels.append(hotel)
         counts.append(len(paths))
-    labels, classes = number(hotels)
-    groups, chains = number(chain_of.get(hotel, "0") for hotel in hotels)
+    labels, classes = encode_names(hotels)
+    groups, chains = encode_names(chain_of.get(hotel, "0") for hotel in hotels)
     train, query = np.split(np.arange(len(paths)), counts[:1])
     return Catalog(
         "hotels50k",
@@ -81,7 +80,7 @@ def hotels50k(path: Path) -> Catalog:
 
 
 def _mapping(file: Path, column: int) -> dict[str, str]:
-    """First column to another, of a table that need not be there."""
+    """Return a mapping from the first column of a table to another one; empty if there is no table."""
     if not file.exists():
         return {}
-    return {row[0]: row[column] for _, row in islice(csv_rows(file), 1, None) if len(row) > column}
+    return {row[0]: row[column] for _, row in islice(read_csv_rows(file), 1, None) if len(row) > column}

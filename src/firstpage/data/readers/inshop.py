@@ -7,47 +7,46 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import columns, number, require
+from firstpage.data.readers.layout import encode_names, read_columns, require_root
 from firstpage.errors import UserError
 
 SPLITS = ("train", "query", "gallery")
 
 
-def inshop(path: Path) -> Catalog:
-    r"""Reads In-Shop with its train, query and gallery splits; a class is an item of clothing.
+def read_inshop(path: Path) -> Catalog:
+    r"""Read In-Shop, with its train, query and gallery splits. A class is an item of clothing.
 
         Eval/list_eval_partition.txt  (a count, a header, then image_name item_id evaluation_status)
         Img/img/WOMEN/Dresses/id_00000002/02_1_front.jpg, also without Img/, or with Img/ for img/
 
     Args:
-        path: The folder that holds Eval/, or its parent.
+        path: The folder that contains Eval/, or its parent.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: The dataset is missing.
         UserError: A row has too few fields or an unknown status.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     _ = Path(root, "list_eval_partition.txt").write_text(
-        ...         "2\nimage_name item_id evaluation_status\n"
-        ...         "img/a/1.jpg id_1 query\nimg/a/2.jpg id_1 gallery\n"
-        ...     )
-        ...     catalog = inshop(Path(root))
-        >>> catalog.classes, {name: rows.tolist() for name, rows in catalog.splits.items()}
-        (['id_1'], {'train': [], 'query': [0], 'gallery': [1]})
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "list_eval_partition.txt").write_text(
+    ...         "2\nimage_name item_id evaluation_status\n"
+    ...         "img/a/1.jpg id_1 query\nimg/a/2.jpg id_1 gallery\n"
+    ...     )
+    ...     catalog = read_inshop(Path(root))
+    >>> catalog.classes, {name: rows.tolist() for name, rows in catalog.splits.items()}
+    (['id_1'], {'train': [], 'query': [0], 'gallery': [1]})
     """
-    root = require(path, "inshop")
+    root = require_root(path, "inshop")
     file = root / "Eval/list_eval_partition.txt"
     if not file.exists():
         file = root / "list_eval_partition.txt"
-    names, items, statuses = columns(file, 3, header=2, spaces="first")
+    names, items, statuses = read_columns(file, 3, header=2, spaces="first")
     for name, status in zip(names, statuses, strict=True):
         if status not in SPLITS:
             raise UserError(
                 f"{file}: {name!r} has evaluation_status {status!r}; expected train, query or gallery"
             )
-    labels, classes = number(items)
+    labels, classes = encode_names(items)
     status_of = np.array(statuses)
     prefix = _prefix(root)
     return Catalog(
@@ -61,5 +60,5 @@ def inshop(path: Path) -> Catalog:
 
 
 def _prefix(root: Path) -> str:
-    """Where the images lie depends on where img.zip was opened."""
+    """Return the folder of the images, which depends on where img.zip was extracted."""
     return next((folder for folder in ("Img/img/", "img/", "Img/") if (root / folder).is_dir()), "img/")

@@ -1,4 +1,4 @@
-"""What the readers share: recognizing a layout, listing images, and reading its tables."""
+"""Helpers of the readers: recognizing a layout, listing images, and reading tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from firstpage.errors import UserError
 
-# What only this dataset's folder holds, by which it is recognized.
+# Files and folders that only this dataset contains, by which it is recognized.
 MARKERS: dict[str, tuple[str, ...]] = {
     "cub": ("image_class_labels.txt",),
     "cars": (
@@ -30,288 +30,245 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "glyphs": ("glyphs.json",),
 }
 
-# A file is listed by its name alone; whether it can be read is for the decoder to say.
+# Files are listed by their names; only the decoder knows whether they can be read.
 IMAGE_SUFFIXES = frozenset(
-    (
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".bmp",
-        ".gif",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".avif",
-    )
+    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
 )
 
-# Kinds of image that the decoder does not know; such files are counted, so that nobody misses them.
+# Formats that the decoder does not support; such files are counted and reported.
 UNREAD_SUFFIXES = frozenset(
-    (
-        ".heic",
-        ".heif",
-        ".svg",
-        ".psd",
-        ".jxl",
-        ".jp2",
-        ".tga",
-        ".exr",
-        ".raw",
-        ".dng",
-        ".cr2",
-        ".cr3",
-        ".nef",
-        ".arw",
-        ".orf",
-        ".rw2",
-        ".raf",
-    )
+    ".heic .heif .svg .psd .jxl .jp2 .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
 )
 
 SPLITS = ("train", "val", "test", "query", "gallery")
 
-# The parent of a dataset holds a few folders; where there are more, they are classes and not searched.
-FEW = 64
+# The parent of a dataset contains few folders; if there are more, they are classes and not searched.
+MAX_SEARCHED = 64
 
 
-def locate(path: Path, kind: str) -> Path | None:
-    """The folder of a dataset: `path` itself or a folder in it that is no split, or None.
+def find_root(path: Path, kind: str) -> Path | None:
+    """Return the folder of a dataset: `path` or a folder in it that is not a split; None if it is neither.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as parent:
-        ...     folder = Path(parent, "Stanford_Online_Products")
-        ...     folder.mkdir()
-        ...     _ = folder.joinpath("Ebay_train.txt").write_text("")
-        ...     print(locate(Path(parent), "sop").name, locate(folder, "cub"))
-        Stanford_Online_Products None
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     folder = Path(parent, "Stanford_Online_Products")
+    ...     folder.mkdir()
+    ...     _ = folder.joinpath("Ebay_train.txt").write_text("")
+    ...     print(find_root(Path(parent), "sop").name, find_root(folder, "cub"))
+    Stanford_Online_Products None
     """
-    below = folders_in(path)
-    # A split is a part of what lies in `path`: who read it alone would lose the others.
-    inner = [path / name for name in below if split_name(name) not in SPLITS] if len(below) <= FEW else []
+    below = list_folders(path)
+    # Reading only one of several split folders would lose the others.
+    inner = (
+        [path / name for name in below if normalize_split(name) not in SPLITS]
+        if len(below) <= MAX_SEARCHED
+        else []
+    )
     for folder in [path, *inner]:
         if any((folder / marker).exists() for marker in MARKERS[kind]):
             return folder
     return None
 
 
-def require(path: Path, kind: str) -> Path:
-    """As `locate`, but a dataset that is not there is an error.
+def require_root(path: Path, kind: str) -> Path:
+    """Return the folder of a dataset like `find_root`, or raise an error.
 
     Raises:
         FileNotFoundError: Neither `path` nor a folder in it is this dataset.
 
-    Example:
-        >>> require(Path("nowhere"), "sop")
-        Traceback (most recent call last):
-        FileNotFoundError: read('nowhere', kind='sop'): neither it nor a folder in it holds Ebay_train.txt
+    >>> require_root(Path("nowhere"), "sop")
+    Traceback (most recent call last):
+    FileNotFoundError: read('nowhere', kind='sop'): neither it nor a folder in it contains Ebay_train.txt
     """
-    folder = locate(path, kind)
+    folder = find_root(path, kind)
     if folder is None:
-        holds = " or ".join(MARKERS[kind])
+        markers = " or ".join(MARKERS[kind])
         raise FileNotFoundError(
-            f"read({str(path)!r}, kind={kind!r}): neither it nor a folder in it holds {holds}"
+            f"read({str(path)!r}, kind={kind!r}): neither it nor a folder in it contains {markers}"
         )
     return folder
 
 
-def folders_in(path: Path) -> list[str]:
-    """Names of the visible folders in a folder, sorted; links to folders count.
+def list_folders(path: Path) -> list[str]:
+    """Return the sorted names of the visible folders in a folder, including links to folders.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     for name in ("wren", "auk", ".cache"):
-        ...         Path(root, name).mkdir()
-        ...     folders_in(Path(root))
-        ['auk', 'wren']
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("wren", "auk", ".cache"):
+    ...         Path(root, name).mkdir()
+    ...     list_folders(Path(root))
+    ['auk', 'wren']
     """
     if not path.is_dir():
         return []
     with os.scandir(path) as entries:
-        # os.path.isdir, because DirEntry.is_dir raises on a link that leads to itself.
+        # os.path.isdir, because DirEntry.is_dir raises an error for a link to itself.
         return sorted(entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry.path))
 
 
-def images_below(root: Path, folder: str) -> list[str]:
-    """Every image in a folder and the folders in it, as sorted paths relative to `root`.
+def list_images(root: Path, folder: str) -> list[str]:
+    """Return the sorted paths, relative to `root`, of all images in a folder and its subfolders.
 
-    Links to folders are not followed, so that a link to a parent cannot go round for ever. A folder named
-    like an image is listed, not entered: it is a fault that the pixel store will report.
+    Links to folders are not followed, as a link to a parent would never end. A folder named like an image is
+    listed, not entered: the pixel store will report it.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     Path(root, "wren", "nest").mkdir(parents=True)
-        ...     for name in ("b.JPG", "nest/a.png", "notes.txt"):
-        ...         Path(root, "wren", name).touch()
-        ...     images_below(Path(root), "wren")
-        ['wren/b.JPG', 'wren/nest/a.png']
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     Path(root, "wren", "nest").mkdir(parents=True)
+    ...     for name in ("b.JPG", "nest/a.png", "notes.txt"):
+    ...         Path(root, "wren", name).touch()
+    ...     list_images(Path(root), "wren")
+    ['wren/b.JPG', 'wren/nest/a.png']
     """
-    return [name for name in files_below(root, folder) if is_image(name)]
+    return [name for name in list_image_files(root, folder) if is_image(name)]
 
 
-def files_below(root: Path, folder: str) -> list[str]:
-    """As `images_below`, with the files of those kinds of image that are not read.
+def list_image_files(root: Path, folder: str) -> list[str]:
+    """List images like `list_images`, and also image files of unsupported formats.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     for name in ("a.png", "b.HEIC", "notes.txt"):
-        ...         Path(root, name).touch()
-        ...     files_below(Path(root), "")
-        ['a.png', 'b.HEIC']
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("a.png", "b.HEIC", "notes.txt"):
+    ...         Path(root, name).touch()
+    ...     list_image_files(Path(root), "")
+    ['a.png', 'b.HEIC']
     """
-    found: list[str] = []
+    files: list[str] = []
     pending = [folder]
     while pending:
-        here = pending.pop()
-        with os.scandir(root / here) as entries:
+        current = pending.pop()
+        with os.scandir(root / current) as entries:
             for entry in entries:
-                name = f"{here}/{entry.name}" if here else entry.name
+                name = f"{current}/{entry.name}" if current else entry.name
                 if entry.name.startswith("."):
                     continue
                 if is_image(entry.name):
-                    found.append(name)
+                    files.append(name)
                 elif entry.is_dir(follow_symlinks=False):
                     pending.append(name)
                 elif suffix(name) in UNREAD_SUFFIXES:
-                    found.append(name)
-    return sorted(found)
+                    files.append(name)
+    return sorted(files)
 
 
 def suffix(name: str) -> str:
-    """How a file's name ends, in lower case.
+    """Return the suffix of a file name in lower case.
 
-    Example:
-        >>> suffix("wren.JPG")
-        '.jpg'
+    >>> suffix("wren.JPG")
+    '.jpg'
     """
     return os.path.splitext(name)[1].lower()
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is named like an image.
+    """Return whether a file is named like an image.
 
-    Example:
-        >>> is_image("wren.JPG"), is_image("labels.txt")
-        (True, False)
+    >>> is_image("wren.JPG"), is_image("labels.txt")
+    (True, False)
     """
     return suffix(name) in IMAGE_SUFFIXES
 
 
-def split_name(name: str) -> str:
-    """A known split in lower case, whatever its case; any other name as it is.
+def normalize_split(name: str) -> str:
+    """Return the name of a known split in lower case, and any other name unchanged.
 
-    Example:
-        >>> split_name("Train"), split_name("Auk")
-        ('train', 'Auk')
+    >>> normalize_split("Train"), normalize_split("Auk")
+    ('train', 'Auk')
     """
     return name.lower() if name.lower() in SPLITS else name
 
 
-def number(names: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Names as positions in a sorted list of them; names that are all whole numbers sort as numbers.
+def encode_names(names: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Return names as indices into a sorted list, and that list; integers are sorted numerically.
 
-    Example:
-        >>> codes, names = number(["10", "9", "10"])
-        >>> codes.tolist(), names
-        ([1, 0, 1], ['9', '10'])
+    >>> codes, names = encode_names(["10", "9", "10"])
+    >>> codes.tolist(), names
+    ([1, 0, 1], ['9', '10'])
     """
-    seen: dict[str, int] = {}
-    codes = np.fromiter((seen.setdefault(name, len(seen)) for name in names), np.int64)
-    numeric = all(name.isdecimal() for name in seen)
-    ordered = sorted(seen, key=lambda name: (int(name) if numeric else 0, name))
-    rank = np.empty(len(seen), np.int64)
-    rank[[seen[name] for name in ordered]] = np.arange(len(seen))
+    first_codes: dict[str, int] = {}
+    codes = np.fromiter((first_codes.setdefault(name, len(first_codes)) for name in names), np.int64)
+    numeric = all(name.isdecimal() for name in first_codes)
+    ordered = sorted(first_codes, key=lambda name: (int(name) if numeric else 0, name))
+    rank = np.empty(len(first_codes), np.int64)
+    rank[[first_codes[name] for name in ordered]] = np.arange(len(first_codes))
     return rank[codes], ordered
 
 
 def rows_by_name(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """The rows at which each name stands, in the order names appear; rows named "" belong to none.
+    """Return the rows of each name, in the order in which names first appear, without rows named "".
 
-    Example:
-        >>> {name: rows.tolist() for name, rows in rows_by_name(["train", "", "test", "train"]).items()}
-        {'train': [0, 3], 'test': [2]}
+    >>> {name: rows.tolist() for name, rows in rows_by_name(["train", "", "test", "train"]).items()}
+    {'train': [0, 3], 'test': [2]}
     """
-    codes, ordered = number(names)
+    codes, ordered = encode_names(names)
     return {name: np.flatnonzero(codes == ordered.index(name)) for name in dict.fromkeys(names) if name}
 
 
-def first_classes(labels: NDArray[np.int64], count: int) -> dict[str, NDArray[np.int64]]:
-    """The usual class-disjoint split: the first `count` classes train, the others test.
+def split_first_classes(labels: NDArray[np.int64], count: int) -> dict[str, NDArray[np.int64]]:
+    """Return the usual class-disjoint split: the first `count` classes are for training.
 
-    Example:
-        >>> {name: rows.tolist() for name, rows in first_classes(np.array([0, 1, 2]), 1).items()}
-        {'train': [0], 'test': [1, 2]}
+    >>> {name: rows.tolist() for name, rows in split_first_classes(np.array([0, 1, 2]), 1).items()}
+    {'train': [0], 'test': [1, 2]}
     """
     return {"train": np.flatnonzero(labels < count), "test": np.flatnonzero(labels >= count)}
 
 
-def columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -> list[tuple[str, ...]]:
-    r"""The columns of a text table whose fields are parted by blanks.
+def read_columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -> list[tuple[str, ...]]:
+    r"""Read the columns of a text table whose fields are separated by blanks.
 
     Args:
         file: The table.
-        fields: How many columns it has.
-        header: Lines to pass over first.
-        spaces: Which column may hold blanks itself, "first" or "last": the one with file names.
+        fields: Number of columns.
+        header: Number of lines to skip.
+        spaces: Which column may contain blanks, "first" or "last": the one with file names.
 
     Raises:
         FileNotFoundError: There is no such file.
-        UserError: A row has too few fields, or there is no row.
+        UserError: A row has too few fields, or there are no rows.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     _ = Path(root, "images.txt").write_text("1 a wren.jpg\n2 auk.jpg\n")
-        ...     columns(Path(root, "images.txt"), 2)
-        [('1', '2'), ('a wren.jpg', 'auk.jpg')]
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "images.txt").write_text("1 a wren.jpg\n2 auk.jpg\n")
+    ...     read_columns(Path(root, "images.txt"), 2)
+    [('1', '2'), ('a wren.jpg', 'auk.jpg')]
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file; is the dataset complete?")
-    part = str.rsplit if spaces == "first" else str.split
+        raise FileNotFoundError(f"{file}: no such file; the dataset is incomplete")
+    split = str.rsplit if spaces == "first" else str.split
     rows = []
-    # surrogateescape: file names need not be UTF-8, and os.listdir spells the others in the same way.
+    # surrogateescape, as in os.listdir: file names need not be UTF-8.
     with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for line_number, line in enumerate(lines, 1):
             if line_number <= header or not line.strip():
                 continue
-            row = part(line.strip(), None, fields - 1)
+            row = split(line.strip(), None, fields - 1)
             if len(row) != fields:
                 raise UserError(
                     f"{file}:{line_number}: expected {fields} fields, got {len(row)}: {line.strip()!r}"
                 )
             rows.append(row)
     if not rows:
-        raise UserError(f"{file}: holds no rows")
+        raise UserError(f"{file}: has no rows")
     return list(zip(*rows, strict=True))
 
 
-def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    r"""The rows of a csv file that are not empty, each with the number of its last line.
+def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    r"""Yield the nonempty rows of a csv file, each with the number of its last line.
 
-    Cells are parted by what the first line has most of: commas, semicolons or tabs.
+    The delimiter is the most frequent of comma, semicolon and tab in the first line.
 
     Raises:
         FileNotFoundError: There is no such file.
         UserError: A row cannot be parsed.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     _ = Path(root, "a.csv").write_text('path,label\n"a, b.jpg",wren\n')
-        ...     list(csv_rows(Path(root, "a.csv")))
-        [(1, ['path', 'label']), (2, ['a, b.jpg', 'wren'])]
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "a.csv").write_text('path,label\n"a, b.jpg",wren\n')
+    ...     list(read_csv_rows(Path(root, "a.csv")))
+    [(1, ['path', 'label']), (2, ['a, b.jpg', 'wren'])]
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file; is the dataset complete?")
+        raise FileNotFoundError(f"{file}: no such file; the dataset is incomplete")
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         delimiter = max(",;\t", key=lines.readline().count)
         lines.seek(0)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import columns, number, require
+from firstpage.data.readers.layout import encode_names, read_columns, require_root
 
 
-def sop(path: Path) -> Catalog:
-    r"""Reads Stanford_Online_Products/ with its split, and its 12 super-classes as groups.
+def read_sop(path: Path) -> Catalog:
+    r"""Read Stanford Online Products, with its split, and its 12 super-classes as groups.
 
         Stanford_Online_Products/Ebay_train.txt  Ebay_test.txt  (image_id class_id super_class_id path)
         Stanford_Online_Products/bicycle_final/111085122871_0.JPG
@@ -20,25 +20,24 @@ def sop(path: Path) -> Catalog:
         path: Stanford_Online_Products or its parent.
 
     Raises:
-        FileNotFoundError: It is not there, or one of its tables is not.
+        FileNotFoundError: The dataset or one of its tables is missing.
         UserError: A row has too few fields.
 
-    Example:
-        >>> import tempfile
-        >>> header = "image_id class_id super_class_id path"
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     _ = Path(root, "Ebay_train.txt").write_text(f"{header}\n1 1 1 bicycle_final/1.JPG")
-        ...     _ = Path(root, "Ebay_test.txt").write_text(f"{header}\n2 9 2 sofa_final/1.JPG")
-        ...     catalog = sop(Path(root))
-        >>> catalog.paths, catalog.classes, catalog.group_names
-        (['bicycle_final/1.JPG', 'sofa_final/1.JPG'], ['1', '9'], ['bicycle', 'sofa'])
+    >>> import tempfile
+    >>> header = "image_id class_id super_class_id path"
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "Ebay_train.txt").write_text(f"{header}\n1 1 1 bicycle_final/1.JPG")
+    ...     _ = Path(root, "Ebay_test.txt").write_text(f"{header}\n2 9 2 sofa_final/1.JPG")
+    ...     catalog = read_sop(Path(root))
+    >>> catalog.paths, catalog.classes, catalog.group_names
+    (['bicycle_final/1.JPG', 'sofa_final/1.JPG'], ['1', '9'], ['bicycle', 'sofa'])
     """
-    root = require(path, "sop")
-    train = columns(root / "Ebay_train.txt", 4, header=1)
-    test = columns(root / "Ebay_test.txt", 4, header=1)
-    _, class_ids, super_ids, paths = (seen + unseen for seen, unseen in zip(train, test, strict=True))
-    labels, classes = number(class_ids)
-    groups, group_ids = number(super_ids)
+    root = require_root(path, "sop")
+    train = read_columns(root / "Ebay_train.txt", 4, header=1)
+    test = read_columns(root / "Ebay_test.txt", 4, header=1)
+    _, class_ids, super_ids, paths = (first + second for first, second in zip(train, test, strict=True))
+    labels, classes = encode_names(class_ids)
+    groups, group_ids = encode_names(super_ids)
     folder_of = {super_id: path.split("/")[0] for super_id, path in zip(super_ids, paths, strict=True)}
     rows = np.arange(len(paths))
     return Catalog(

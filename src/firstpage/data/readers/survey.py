@@ -1,4 +1,4 @@
-"""What is noticed about a catalog before any image is opened."""
+"""Problems of a catalog that show before any image is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog
 
-# Images of each split, as the papers print them.
+# Number of images of each split, as published.
 PUBLISHED = {
     "cub": {"train": 5_864, "test": 5_924},
     "cars": {"train": 8_054, "test": 8_131},
@@ -20,57 +20,54 @@ PUBLISHED = {
 }
 
 
-def survey(catalog: Catalog) -> list[str]:
-    r"""Faults of a catalog, one line each: files missing or not read, empty classes, unusual counts.
+def find_problems(catalog: Catalog) -> list[str]:
+    r"""Describe the problems of a catalog: missing or unsupported files, empty classes, unusual counts.
 
-    Example:
-        >>> catalog = Catalog("x", Path("nowhere"), ["wren/1.jpg"], np.array([0]), ["wren", "auk"], {})
-        >>> print(*survey(catalog), sep="\n")
-        x: 1 of 1 images are not on disk, the first is 'wren/1.jpg'; their rows stay, and cannot be decoded
-        x: 1 of 2 classes have no image, the first is 'auk'
+    >>> catalog = Catalog("x", Path("nowhere"), ["wren/1.jpg"], np.array([0]), ["wren", "auk"], {})
+    >>> print(*find_problems(catalog), sep="\n")
+    x: 1 of 1 images are missing, the first is 'wren/1.jpg'; their rows stay but cannot be decoded
+    x: 1 of 2 classes have no image, the first is 'auk'
     """
-    faults = unread(catalog.unread)
-    missing = missing_rows(catalog.root, catalog.paths)
+    problems = unread_notes(catalog.unread)
+    missing = find_missing_rows(catalog.root, catalog.paths)
     if missing:
-        faults.append(
-            f"{len(missing):,} of {len(catalog):,} images are not on disk, the first is "
-            f"{catalog.paths[missing[0]]!r}; their rows stay, and cannot be decoded"
+        problems.append(
+            f"{len(missing):,} of {len(catalog):,} images are missing, the first is "
+            f"{catalog.paths[missing[0]]!r}; their rows stay but cannot be decoded"
         )
     empty = np.flatnonzero(np.bincount(catalog.labels, minlength=len(catalog.classes)) == 0)
     if empty.size:
         first = catalog.classes[empty[0]]
-        faults.append(
+        problems.append(
             f"{empty.size:,} of {len(catalog.classes):,} classes have no image, the first is {first!r}"
         )
     for split, published in PUBLISHED.get(catalog.name, {}).items():
         count = len(catalog.splits[split])
         if count != published:
-            faults.append(f"{split} has {count:,} images, the published split has {published:,}")
-    return [f"{catalog.name}: {fault}" for fault in faults]
+            problems.append(f"{split} has {count:,} images, the published split has {published:,}")
+    return [f"{catalog.name}: {problem}" for problem in problems]
 
 
-def unread(counts: Mapping[str, int]) -> list[str]:
-    """What is said of files of kinds that are not read, one line a kind.
+def unread_notes(counts: Mapping[str, int]) -> list[str]:
+    """Return one line per unsupported image format.
 
-    Example:
-        >>> unread({".heic": 12})
-        ['12 .heic files are not read: convert them to JPEG or PNG']
+    >>> unread_notes({".heic": 12})
+    ['12 .heic files are not supported; convert them to JPEG or PNG']
     """
     return [
-        f"{count:,} {suffix} files are not read: convert them to JPEG or PNG"
+        f"{count:,} {suffix} files are not supported; convert them to JPEG or PNG"
         for suffix, count in sorted(counts.items())
     ]
 
 
-def missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
-    """Rows whose file is not there, found by listing each folder once instead of asking for each file.
+def find_missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
+    """Return the rows whose files are missing, by listing each folder once instead of testing each file.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     Path(root, "1.jpg").touch()
-        ...     missing_rows(Path(root), ["1.jpg", "2.jpg", "wren/1.jpg"])
-        [1, 2]
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     Path(root, "1.jpg").touch()
+    ...     find_missing_rows(Path(root), ["1.jpg", "2.jpg", "wren/1.jpg"])
+    [1, 2]
     """
     rows_in: defaultdict[str, list[int]] = defaultdict(list)
     for row, path in enumerate(paths):
@@ -78,8 +75,8 @@ def missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
     missing = []
     for folder, rows in rows_in.items():
         try:
-            there = set(os.listdir(root / folder))
-        except (OSError, ValueError):  # ValueError: a path that holds a NUL
-            there = set()
-        missing += [row for row in rows if paths[row][len(folder) :] not in there]
+            names = set(os.listdir(root / folder))
+        except (OSError, ValueError):  # ValueError: a null byte in the path
+            names = set()
+        missing += [row for row in rows if paths[row][len(folder) :] not in names]
     return sorted(missing)

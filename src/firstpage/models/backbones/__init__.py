@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 
 from firstpage._plugins import import_object
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from firstpage.models.backbones.batch_norm import freeze_batch_norm
@@ -129,7 +129,7 @@ def _find(
     """The class of a backbone and the arguments to create it with, checked against its signature."""
     if ":" not in name and name not in _NETWORKS:
         raise UserError(
-            f"backbone {name!r}: no such name; {meant(name, _NETWORKS)}backbones.names() lists all"
+            f"backbone {name!r}: no such name; {suggest(name, _NETWORKS)}backbones.names() lists all"
         )
     build, fixed = (_import_class(name), {}) if ":" in name else _NETWORKS[name]
     signature = inspect.signature(build)
@@ -140,7 +140,7 @@ def _find(
     except TypeError as error:
         known = [key for key in signature.parameters if key not in {*fixed, "checkpointing"}]
         unknown = next((key for key in options if key not in known), None)
-        reason = f"{error}; " if unknown is None else f"no option {unknown!r}; {meant(unknown, known)}"
+        reason = f"{error}; " if unknown is None else f"no option {unknown!r}; {suggest(unknown, known)}"
         takes = f"it takes {', '.join(known)}" if known else "it takes none"
         raise UserError(f"backbone {name!r}: {reason}{takes}") from None
     return build, fixed | options

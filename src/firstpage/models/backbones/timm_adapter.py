@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firstpage._spelling import meant
+from firstpage._spelling import suggest
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Renormalize
 
@@ -130,7 +130,7 @@ def create_timm_backbone(
         reason = "" if getattr(error, "name", None) == "timm" else f" ({_first_line(error)})"
         raise UserError(f"backbone 'timm:{name}' needs timm{reason}: pip install firstpage[timm]") from None
     if not timm.is_model(name):
-        hint = meant(name, timm.list_models(), "timm:")
+        hint = suggest(name, timm.list_models(), "timm:")
         raise UserError(f"backbone 'timm:{name}': no such name; {hint}timm.list_models() lists all")
     try:
         network = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
