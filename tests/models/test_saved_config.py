@@ -104,13 +104,13 @@ def test_seeded_mutations(saved, tmp_path, part):
         ('{"firstpage": 1, "model": {"dims": 4}}', "model.dims: no such setting; did you mean 'model.dim'?"),
         ('{"firstpage": 1, "model": {"dim": "4"}}', "model.dim='4': must be a whole number"),
         ('{"firstpage": 1, "model": {"dim": true}}', "model.dim=True: must be a whole number"),
-        ('{"firstpage": 1, "model": {"dim": 100000000000}}', "model.dim=100000000000: must lie in 1..65536"),
-        ('{"firstpage": 1, "model": {"stored": 0}}', "model.stored=0: must lie in 1..8192"),
-        ('{"firstpage": 1, "model": {"resize": "up"}}', "resize='up': choose one of squash, shorter, pad"),
-        ('{"firstpage": 1, "model": {"head": ["linear"]}}', "model.head=['linear']: must be a text"),
+        ('{"firstpage": 1, "model": {"dim": 100000000000}}', "model.dim=100000000000: must be in 1..65536"),
+        ('{"firstpage": 1, "model": {"stored": 0}}', "model.stored=0: must be in 1..8192"),
+        ('{"firstpage": 1, "model": {"resize": "up"}}', "resize='up': must be one of squash, shorter, pad"),
+        ('{"firstpage": 1, "model": {"head": ["linear"]}}', "model.head=['linear']: must be a string"),
         (
             '{"firstpage": 1, "model": {"options": {"weights": "imagenet"}}}',
-            "model.options: 'weights' is no option of a backbone",
+            "model.options: 'weights' is not an option of a backbone",
         ),
         (
             '{"firstpage": 1, "model": {"backbone": "timm:resnet18", "options": {"checkpoint_path": "x"}}}',

@@ -406,7 +406,8 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("test", "complaint"), [([16], "of 1 class"), (range(16, 24), "no test image has another one")]
+    ("test", "complaint"),
+    [([16], "of 1 class"), (range(16, 24), "no test image has another image of its class")],
 )
 def test_a_test_that_cannot_be_measured_is_told_before_anything_is_written(
     stripes, tmp_path, test, complaint

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from firstpage.data.file_download import download_file, file_sha256
 from firstpage.errors import UserError
 
 if TYPE_CHECKING:
-    from firstpage.models.backbones import Backbone
+    from firstpage.models.backbones.base import Backbone
 
 __all__ = ["fetch", "load", "read"]
 
@@ -40,7 +41,12 @@ _ELSEWHERE = {
 }
 
 
-def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None:
+def load(
+    backbone: Backbone,
+    weights: str | os.PathLike[str],
+    name: str,
+    known: Mapping[str, Callable[[], Backbone]] = MappingProxyType({}),
+) -> None:
     """Load `weights` into `backbone`: all of them or, if they do not fit, none.
 
     A classifier in the file is ignored. Values are cast to the dtype of the parameters, so files in float16
@@ -51,6 +57,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
         weights: A `.safetensors`, `.pth` or `.pt` file, or `"imagenet"` for torchvision's published weights,
             which are downloaded once and cached.
         name: Name of the backbone, for `"imagenet"` and for messages.
+        known: What builds other backbones, by name, to say which one a file belongs to.
 
     Raises:
         UserError: The file is for another network or not readable, or no weights are published.
@@ -69,7 +76,7 @@ def load(backbone: Backbone, weights: str | os.PathLike[str], name: str) -> None
     entries = backbone.adapt(state)
     misfits = _misfits(backbone, entries)
     if misfits:
-        network = _recognize(state)
+        network = _recognize(state, known)
         looks = f"it looks like {network}: create({network!r}, ...)" if network else f"{_listed(misfits)}"
         raise UserError(f"weights={str(weights)!r}: a weights file of another network than {name}; {looks}")
     backbone.load_state_dict(entries, strict=False)
@@ -165,14 +172,11 @@ def _listed(misfits: list[str]) -> str:
     return ", ".join(misfits[:3]) + more
 
 
-def _recognize(state: Mapping[str, Tensor]) -> str | None:
-    """The backbone that a file fits, if any does."""
-    # Here, because backbones load their weights through this module.
-    from firstpage.models.backbones import create, names
-
+def _recognize(state: Mapping[str, Tensor], known: Mapping[str, Callable[[], Backbone]]) -> str | None:
+    """Return the backbone that a file fits, if any does."""
     with torch.device("meta"):
-        for name in names():
-            backbone = create(name)
+        for name, build in known.items():
+            backbone = build()
             if not _misfits(backbone, backbone.adapt(state)):
                 return name
     return None

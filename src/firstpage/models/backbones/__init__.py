@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from functools import partial
 
 from firstpage._plugins import import_object
 from firstpage._spelling import suggest
@@ -119,7 +120,7 @@ def create(
         build, arguments = _find(name, checkpointing, options)
         backbone = build(**arguments)
     if weights is not None:
-        load(backbone, weights, name)
+        load(backbone, weights, name, {known: partial(create, known) for known in names()})
     return backbone
 
 
