@@ -61,7 +61,7 @@ def main() -> None:
     """Train with all three, and print the metrics before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default="glyphs", help="a dataset with splits train and test")
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args()
     recipe = Recipe.of(
         {
@@ -74,7 +74,7 @@ def main() -> None:
             "train": {"evaluate_every": args.epochs},
         }
     )
-    catalog = read(args.data, **({"images": 6} if args.data == "glyphs" else {}))
+    catalog = read(args.data, **({"images": 3} if args.data == "glyphs" else {}))
     print(fit(recipe, catalog, progress=False).text())
 
 

@@ -133,6 +133,7 @@ def test_a_loss_of_another_library(tmp_path):
 
 
 def test_a_loss_of_pytorch_metric_learning_by_name():
+    pytest.importorskip("pytorch_metric_learning")
     name = "pytorch_metric_learning.losses:TripletMarginLoss"
     assert len(train(loss={"name": name, "margin": 0.2}).history) == 3
 
