@@ -4,8 +4,6 @@ Torch takes seconds to import, and a process that only decodes images, or a comm
 needs none of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Objects of the user's own, named in a recipe as `package.module:Name`."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from firstpage._spelling import suggest

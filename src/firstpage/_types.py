@@ -1,7 +1,5 @@
 """Settings checked against the type hints of what they configure."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The commands. They have no logic of their own: each calls one function of the package and prints."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The demo: train on the embedded glyphs, and show first results before and after."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from firstpage.recipes import Recipe
 from firstpage.report import embed_test, evaluate_test, write_page
 from firstpage.runs import open_run
 from firstpage.training import fit
-
-__all__ = ["run_demo"]
 
 
 def run_demo(

@@ -1,7 +1,5 @@
 """Files that are there whole or not at all, whatever happens while they are written."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
@@ -9,8 +7,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from firstpage.errors import UserError
-
-__all__ = ["FULL", "check", "write"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota or a limit has no room left
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UserError"]
-
 
 class UserError(ValueError):
     """Wrong input: an argument, a setting, a file or data that the user can correct.

@@ -1,7 +1,5 @@
 """Augmentation of a batch on its device: crop, flip, color jitter, normalization."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import dataclass

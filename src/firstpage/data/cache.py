@@ -1,11 +1,7 @@
 """The cache folder, for files that can be created or downloaded again: glyphs, pixels, public weights."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-
-__all__ = ["cache_folder"]
 
 
 def cache_folder() -> Path:

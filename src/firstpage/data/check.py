@@ -1,7 +1,5 @@
 """Checking a dataset before training: broken files, duplicates, conflicting labels, leakage."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from typing import NamedTuple

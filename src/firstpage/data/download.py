@@ -1,7 +1,5 @@
 """Downloading datasets, or explaining where their publishers offer them."""
 
-from __future__ import annotations
-
 import shutil
 import tarfile
 import zipfile
@@ -12,8 +10,6 @@ from pathlib import Path, PurePosixPath
 from firstpage._spelling import suggest
 from firstpage.data.file_download import download_file
 from firstpage.errors import UserError
-
-__all__ = ["download_dataset"]
 
 
 @dataclass(frozen=True)

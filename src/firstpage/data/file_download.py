@@ -1,7 +1,5 @@
 """Downloading one file: resumable, checked against its checksum, in place only when complete."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import time
@@ -16,8 +14,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
-
-__all__ = ["download_file", "file_sha256"]
 
 _PAUSE = 1.0  # seconds before another attempt
 _TIMEOUT = 60.0

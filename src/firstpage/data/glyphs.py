@@ -1,7 +1,5 @@
 """Glyphs, the built-in default dataset: characters of nine scripts, drawn with matplotlib's fonts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

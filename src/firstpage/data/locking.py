@@ -8,8 +8,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-__all__ = ["exclusive"]
-
 
 @contextmanager
 def exclusive(target: Path, message: str = "") -> Iterator[None]:

@@ -1,7 +1,5 @@
 """The report on a dataset, its problems and its contents, as text, JSON and a figure."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

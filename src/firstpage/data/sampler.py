@@ -1,7 +1,5 @@
 """GroupSampler: batches of a few images from each of many classes (METHODS §6)."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Mapping

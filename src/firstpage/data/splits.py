@@ -1,7 +1,5 @@
 """The split of a dataset for a run: images for training, for model selection, and for the test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,8 +10,6 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.decode import printable
 from firstpage.errors import UserError
 from firstpage.recipes.settings import TrainSettings
-
-__all__ = ["DataSplit", "QueryGallery", "query_gallery", "split_catalog", "unreadable_note"]
 
 Rows = NDArray[np.int64]
 

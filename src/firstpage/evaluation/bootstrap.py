@@ -1,13 +1,9 @@
 """Bootstrap intervals: how much a mean would vary with other queries, or with other classes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
-
-__all__ = ["bootstrap_interval"]
 
 _DRAWN = 2**22  # entries drawn at a time
 

@@ -1,7 +1,5 @@
 """Clustering: k-means on the embeddings, and how well its clusters agree with the classes (METHODS §8)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,8 +12,6 @@ from firstpage.errors import UserError
 from firstpage.evaluation.inputs import ArrayLike, as_labeled_vectors, inverse_norms
 from firstpage.evaluation.partitions import agreement
 from firstpage.pairs import full_precision
-
-__all__ = ["Clustering", "cluster"]
 
 _BLOCK = 2**26  # distances computed at a time
 _ROUNDS = 128  # of sampling the initial centers

@@ -1,7 +1,5 @@
 """Conversion and checks of the embeddings and labels that a user passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from firstpage.errors import UserError
-
-__all__ = ["ArrayLike", "as_labeled_vectors", "as_tensor", "as_vectors", "inverse_norms"]
 
 ArrayLike = Tensor | NDArray[Any] | Sequence[Any]
 

@@ -1,15 +1,11 @@
 """The retrieval metrics, computed from the ranks of each query's positives (METHODS §8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from firstpage.evaluation.ranking import Ranked
-
-__all__ = ["FALSE_POSITIVE_RATES", "RECALL_LEVELS", "metric_names", "query_metrics"]
 
 # Where the PR curve and the ROC curve are sampled. The left end of the latter, which matters for the first
 # page, is sampled in logarithmic steps.

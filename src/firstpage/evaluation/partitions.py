@@ -4,15 +4,11 @@ All are computed from the contingency table, of which only the nonzero cells are
 clusters × 11,316 classes has at most as many of them as there are images.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.evaluation.inputs import ArrayLike, as_tensor
-
-__all__ = ["agreement"]
 
 _CELLS = 2**22  # terms of the expected mutual information computed at a time
 

@@ -4,8 +4,6 @@ Similarities exist for one block of queries at a time. A rank needs no sort: it 
 candidates above it, so each positive's similarity, taken from the block itself, is compared with the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -15,8 +13,6 @@ from torch import Tensor
 
 from firstpage.evaluation.inputs import inverse_norms
 from firstpage.pairs import full_precision
-
-__all__ = ["Ranked", "Ties", "ranked"]
 
 Ties = Literal["index", "pessimistic"]
 

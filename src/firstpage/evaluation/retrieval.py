@@ -1,7 +1,5 @@
 """Retrieval metrics, computed in one pass over blocks of similarities (METHODS §8)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +14,6 @@ from firstpage.evaluation.bootstrap import bootstrap_interval
 from firstpage.evaluation.inputs import ArrayLike, as_labeled_vectors
 from firstpage.evaluation.metrics import FALSE_POSITIVE_RATES, RECALL_LEVELS, metric_names, query_metrics
 from firstpage.evaluation.ranking import Ranked, Ties, ranked
-
-__all__ = ["Retrieval", "evaluate"]
 
 
 @dataclass(frozen=True, eq=False)

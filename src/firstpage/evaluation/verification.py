@@ -1,7 +1,5 @@
 """Verification: whether two images show the same thing, by a threshold on their similarity (METHODS §8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,8 +10,6 @@ from firstpage.data.catalog import VerificationPairs
 from firstpage.errors import UserError
 from firstpage.evaluation.inputs import ArrayLike, as_vectors, inverse_norms
 from firstpage.pairs import full_precision
-
-__all__ = ["Verification", "verify"]
 
 _CHUNK = 2**22  # values multiplied at a time
 

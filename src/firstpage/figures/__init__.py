@@ -8,40 +8,33 @@ They do not use pyplot or matplotlib's settings, so they can run in threads and 
 >>> figure = figures.plot_sphere_density(dimensions=[4, 128], style=figures.make_style(dark=True))
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from firstpage._lazy import lazy
-
-if TYPE_CHECKING:
-    from firstpage.figures.drawing import draw, names
-    from firstpage.figures.embedding_map import map_positions, plot_embedding_map, spread_thumbnails
-    from firstpage.figures.embeddings import EmbeddedImages, read_embeddings
-    from firstpage.figures.gradient_variance import direction_variance, plot_gradient_variance
-    from firstpage.figures.loss_shapes import loss_shape, paper_losses, plot_loss_shapes
-    from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
-    from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
-    from firstpage.figures.retrieved_lists import draw_retrieved_lists
-    from firstpage.figures.run_metrics import (
-        by_group_size,
-        plot_group_size,
-        plot_training_curves,
-        triplets_per_step,
-    )
-    from firstpage.figures.sampled_negatives import (
-        plot_sampled_negatives,
-        sampled_distances,
-        simulate_classes,
-    )
-    from firstpage.figures.similarity_histograms import (
-        nearest_train,
-        plot_class_similarity,
-        plot_train_similarity,
-        same_class_similarity,
-    )
-    from firstpage.figures.sphere_density import distance_density, plot_sphere_density
-    from firstpage.figures.style import Style, make_style, save
+from firstpage.figures.drawing import draw, names
+from firstpage.figures.embedding_map import map_positions, plot_embedding_map, spread_thumbnails
+from firstpage.figures.embeddings import EmbeddedImages, read_embeddings
+from firstpage.figures.gradient_variance import direction_variance, plot_gradient_variance
+from firstpage.figures.loss_shapes import loss_shape, paper_losses, plot_loss_shapes
+from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
+from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
+from firstpage.figures.retrieved_lists import draw_retrieved_lists
+from firstpage.figures.run_metrics import (
+    by_group_size,
+    plot_group_size,
+    plot_training_curves,
+    triplets_per_step,
+)
+from firstpage.figures.sampled_negatives import (
+    plot_sampled_negatives,
+    sampled_distances,
+    simulate_classes,
+)
+from firstpage.figures.similarity_histograms import (
+    nearest_train,
+    plot_class_similarity,
+    plot_train_similarity,
+    same_class_similarity,
+)
+from firstpage.figures.sphere_density import distance_density, plot_sphere_density
+from firstpage.figures.style import Style, make_style, save
 
 __all__ = [
     "EmbeddedImages",
@@ -99,7 +92,3 @@ _MODULES = {
     "sphere_density": ["distance_density", "plot_sphere_density"],
     "style": ["Style", "make_style", "save"],
 }
-__getattr__ = lazy(
-    "firstpage.figures",
-    {name: f"firstpage.figures.{module}" for module, exported in _MODULES.items() for name in exported},
-)

@@ -1,30 +1,37 @@
 """Draw any figure by its name, from run folders or files of embeddings, into a file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
 
 from firstpage import durable
 from firstpage._spelling import suggest
+from firstpage.data import read
 from firstpage.errors import UserError
+from firstpage.evaluation import Retrieval, evaluate
+from firstpage.figures.embedding_map import map_positions, plot_embedding_map
+from firstpage.figures.embeddings import EmbeddedImages, read_embeddings
+from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
+from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
+from firstpage.figures.retrieved_lists import draw_retrieved_lists
+from firstpage.figures.run_metrics import by_group_size, plot_group_size, plot_training_curves
+from firstpage.figures.similarity_histograms import (
+    nearest_train,
+    plot_class_similarity,
+    plot_train_similarity,
+    same_class_similarity,
+)
 from firstpage.figures.style import SUFFIXES, Style, distinct_names, make_style, save
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from PIL import Image
-    from torch import Tensor
-
-    from firstpage.evaluation import Retrieval
-    from firstpage.figures.embeddings import EmbeddedImages
-    from firstpage.runs.record import Record
-
-__all__ = ["draw", "names"]
+from firstpage.runs.record import Record
 
 MAP_IMAGES = 5_000  # the most images on a map
 LISTS = 8  # queries with retrieved lists
@@ -41,8 +48,6 @@ class _Request:
     style: Style
 
     def runs(self) -> list[Record]:
-        from firstpage.runs.record import Record
-
         self.check_no_dataset()
         if not self.sources:
             raise UserError(f"{self.name}: name at least one run folder")
@@ -50,9 +55,6 @@ class _Request:
 
     def embeddings(self) -> dict[str, EmbeddedImages]:
         """Return embeddings by title: the name of the file, with its folders if two have the same name."""
-        from firstpage.data import read
-        from firstpage.figures.embeddings import read_embeddings
-
         if not self.sources:
             raise UserError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
@@ -78,8 +80,6 @@ class _Request:
 
     def retrievals(self) -> dict[str, Retrieval]:
         """Return the evaluation of each test."""
-        from firstpage.evaluation import evaluate
-
         return {title: evaluate(*_tensors(*test)) for title, test in self.tests().items()}
 
     def check_no_dataset(self) -> None:
@@ -101,20 +101,14 @@ def _tensors(queries: EmbeddedImages, gallery: EmbeddedImages | None) -> tuple[T
 
 
 def _training(request: _Request, by: Literal["iterations", "triplets"] = "iterations") -> Figure:
-    from firstpage.figures.run_metrics import plot_training_curves
-
     return plot_training_curves(request.runs(), by=by, style=request.style)
 
 
 def _group_size(request: _Request) -> Figure:
-    from firstpage.figures.run_metrics import by_group_size, plot_group_size
-
     return plot_group_size(by_group_size(request.runs()), style=request.style)
 
 
 def _retrieval_curve(request: _Request) -> Figure:
-    from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
-
     retrievals = request.retrievals()
     if request.name == "roc":
         return plot_roc({name: each.roc_curve for name, each in retrievals.items()}, style=request.style)
@@ -124,10 +118,6 @@ def _retrieval_curve(request: _Request) -> Figure:
 
 
 def _retrieved_lists(request: _Request) -> Image.Image:
-    import torch
-
-    from firstpage.figures.retrieved_lists import draw_retrieved_lists
-
     request.check_one_source()
     images, gallery = next(iter(request.tests().values()))
     count = len(images.labels)
@@ -142,8 +132,6 @@ def _retrieved_lists(request: _Request) -> Image.Image:
 
 
 def _embedding_map(request: _Request) -> Figure:
-    from firstpage.figures.embedding_map import map_positions, plot_embedding_map
-
     request.check_one_source()
     images = next(iter(request.splits("test").values())).subsample(MAP_IMAGES)
     load_image = None if images.catalog is None else images.image
@@ -152,8 +140,6 @@ def _embedding_map(request: _Request) -> Figure:
 
 
 def _class_similarity(request: _Request) -> Figure:
-    from firstpage.figures.similarity_histograms import plot_class_similarity, same_class_similarity
-
     histograms = {
         name: same_class_similarity(images.embeddings, images.labels)
         for name, images in request.splits("train").items()
@@ -162,8 +148,6 @@ def _class_similarity(request: _Request) -> Figure:
 
 
 def _train_similarity(request: _Request) -> Figure:
-    from firstpage.figures.similarity_histograms import nearest_train, plot_train_similarity
-
     similarities = {
         name: nearest_train(
             images.split(request.split or "test").embeddings, images.split("train").embeddings
@@ -174,8 +158,6 @@ def _train_similarity(request: _Request) -> Figure:
 
 
 def _nearest_classes(request: _Request) -> Figure:
-    from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
-
     nearest = {name: nearest_by_class(*_tensors(*test)) for name, test in request.tests().items()}
     return plot_nearest_classes(nearest, style=request.style)
 

@@ -16,8 +16,6 @@ from firstpage.pairs import unit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["map_positions", "plot_embedding_map", "spread_thumbnails"]
-
 Floats = NDArray[np.float64]
 SAME = 1e-6  # smaller differences of coordinates are rounding errors of float32, not worth a map
 

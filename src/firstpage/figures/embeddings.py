@@ -6,21 +6,17 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from firstpage.data.catalog import Catalog
+from firstpage.data.decode import decode_image
 from firstpage.data.splits import QueryGallery, query_gallery
 from firstpage.errors import UserError
-
-if TYPE_CHECKING:
-    from firstpage.data.catalog import Catalog
-    from firstpage.runs.opening import OpenRun
-
-__all__ = ["EmbeddedImages", "read_embeddings"]
+from firstpage.runs.opening import OpenRun, open_run
 
 Rows = NDArray[np.int64]
 
@@ -108,8 +104,6 @@ class EmbeddedImages:
 
     def image(self, position: int, side: int = 64) -> NDArray[np.uint8]:
         """Decode the image at a position: uint8 [h, w, 3], not much larger than `side`."""
-        from firstpage.data.decode import decode_image
-
         if self.catalog is None or self.rows is None:
             raise UserError("images: pass the dataset (--data): the file holds embeddings only")
         return np.asarray(decode_image(self.catalog.path(int(self.rows[position])), min_side=side))
@@ -168,8 +162,6 @@ def read_embeddings(path: str | os.PathLike[str], catalog: Catalog | None = None
 
 
 def _open(folder: str | os.PathLike[str], catalog: Catalog | None) -> EmbeddedImages:
-    from firstpage.runs.opening import open_run
-
     run = open_run(folder, catalog)
     rows = np.flatnonzero(run.pixels.ok)
     labels = torch.from_numpy(run.catalog.labels[rows]).to(run.model.device)

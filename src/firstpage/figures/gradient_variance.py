@@ -1,20 +1,13 @@
 """Variance of the gradient of a negative, by its distance (Sampling Matters, Fig. 3a)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from firstpage.errors import UserError
 from firstpage.figures.style import Style, make_style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["direction_variance", "plot_gradient_variance"]
 
 Floats = NDArray[np.float64]
 

@@ -1,22 +1,15 @@
 """The loss of a pair by its distance, for each loss (Sampling Matters, Fig. 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from firstpage import losses
 from firstpage.figures.style import Style, make_style
 from firstpage.losses import Loss
 from firstpage.pairs import Pairs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["loss_shape", "paper_losses", "plot_loss_shapes"]
 
 
 def paper_losses() -> dict[str, Loss]:

@@ -1,21 +1,14 @@
 """Similarity to the nearest image of the same class against that of any other (Easy Positive, Fig. 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.figures.style import SMALL, TEXT, Style, escape_label, make_style
 from firstpage.pairs import unit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["nearest_by_class", "plot_nearest_classes"]
 
 
 @torch.no_grad()

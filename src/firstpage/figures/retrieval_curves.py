@@ -1,19 +1,12 @@
 """Precision–recall and ROC curves (Sampling Wisely, Fig. 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from firstpage.figures.style import Style, escape_label, make_style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["plot_precision_recall", "plot_roc"]
 
 Curves = Mapping[str, tuple[Tensor, Tensor]]
 

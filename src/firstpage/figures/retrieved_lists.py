@@ -1,19 +1,14 @@
 """Queries with their first results, right ones in green frames and wrong ones in red."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch  # takes seconds to import, which `import firstpage.figures` must not
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from firstpage.figures.style import Style, make_style
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["draw_retrieved_lists"]
+from firstpage.pairs import unit
 
 RIGHT, WRONG, PLAIN = (22, 139, 71), (203, 47, 47), (120, 120, 120)
 
@@ -47,10 +42,6 @@ def draw_retrieved_lists(
     >>> sheet.size[1] < sheet.size[0]
     True
     """
-    import torch  # takes seconds to import, which `import firstpage.figures` must not
-
-    from firstpage.pairs import unit
-
     vectors = unit(embeddings.float())
     rows = torch.arange(len(labels)) if gallery is None else torch.tensor(gallery)
     similarity = vectors[list(queries)] @ vectors[rows].T  # [queries, rows]

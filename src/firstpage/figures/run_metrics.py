@@ -1,22 +1,17 @@
 """Metrics of runs: during training (Sampling Wisely, Fig. 4) and by group size (Easy Positive, Fig. 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from matplotlib.figure import Figure
 
+from firstpage import losses, mining
 from firstpage.errors import UserError
 from firstpage.figures.style import Style, distinct_names, escape_label, make_style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from firstpage.recipes.recipe import Recipe
-    from firstpage.runs.record import Record
-
-__all__ = ["by_group_size", "plot_group_size", "plot_training_curves", "triplets_per_step"]
+from firstpage.pairs import Pairs
+from firstpage.recipes.recipe import Recipe
+from firstpage.runs.record import Record
 
 
 def triplets_per_step(recipe: Recipe) -> int:
@@ -39,9 +34,6 @@ def triplets_per_step(recipe: Recipe) -> int:
     >>> [triplets_per_step(recipe.changed([f"loss.name={name}"])) for name in ("margin", "epshn", "ep")]
     [192, 64, 3840]
     """
-    from firstpage import losses, mining
-    from firstpage.pairs import Pairs
-
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(recipe.batch.size) // recipe.batch.images_per_class
     pairs = Pairs.of(torch.randn(len(labels), 4, generator=generator), labels)

@@ -1,21 +1,14 @@
 """Distances of the negatives that a mining strategy samples (Sampling Matters, Fig. 3b)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from firstpage.figures.style import Style, make_style
 from firstpage.mining import mine
 from firstpage.pairs import Pairs, unit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["plot_sampled_negatives", "sampled_distances", "simulate_classes"]
 
 STRATEGIES = ("uniform", "semihard", "hard", "distance_weighted")
 

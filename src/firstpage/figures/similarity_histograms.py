@@ -1,22 +1,15 @@
 """Similarity within classes, and of test to training images (Easy Positive, Figs. 2 and 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.figures.style import Style, escape_label, make_style
 from firstpage.pairs import unit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["nearest_train", "plot_class_similarity", "plot_train_similarity", "same_class_similarity"]
 
 Histogram = tuple[Tensor, Tensor]  # edges [bins + 1], density [bins]
 

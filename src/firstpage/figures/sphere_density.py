@@ -1,22 +1,15 @@
 """Distances of random points on a sphere: nearly all √2 in high dimensions (Sampling Matters, Fig. 2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.figures.style import Style, make_style
 from firstpage.mining import log_density
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["distance_density", "plot_sphere_density"]
 
 
 def distance_density(distance: Tensor, dimensions: int) -> Tensor:

@@ -4,25 +4,20 @@ Nothing here uses pyplot or matplotlib's settings, which all threads of a proces
 each figure.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
 
 from firstpage import durable
 from firstpage.errors import UserError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from PIL import Image
-
-__all__ = ["Style", "distinct_names", "escape_label", "make_style", "save"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _DATES = {".svg": "Date", ".pdf": "CreationDate"}  # metadata omitted to make files reproducible
@@ -74,8 +69,6 @@ class Style:
         self, rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 6.0
     ) -> tuple[Figure, list[Axes]]:
         """Create a figure of `rows` × `columns` axes, `width` × `height` cm in total."""
-        from matplotlib.figure import Figure  # takes half a second to import
-
         figure = Figure(figsize=(width / 2.54, height / 2.54), dpi=DPI, layout="constrained")
         figure.set_facecolor(self.background)
         axes = [figure.add_subplot(rows, columns, number + 1) for number in range(rows * columns)]

@@ -1,12 +1,8 @@
 """The choice of a device."""
 
-from __future__ import annotations
-
 import torch
 
 from firstpage.errors import UserError
-
-__all__ = ["resolve_device"]
 
 
 def resolve_device(name: str | None = None) -> torch.device:

@@ -1,7 +1,5 @@
 """The embeddings of a catalog, written to a file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -12,8 +10,6 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder
-
-__all__ = ["embed_to_file"]
 
 
 def embed_to_file(

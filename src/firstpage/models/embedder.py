@@ -1,7 +1,5 @@
 """The embedder: from images to unit vectors, with its preprocessing, saved and loaded as plain files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -28,8 +26,6 @@ from firstpage.models.pooling import Pooling
 from firstpage.pairs import unit
 from firstpage.recipes.recipe import build_settings
 from firstpage.recipes.settings import ModelSettings
-
-__all__ = ["Embedder", "Pixels"]
 
 VERSION = 1
 

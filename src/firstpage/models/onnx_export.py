@@ -1,7 +1,5 @@
 """Export to ONNX."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging
@@ -14,8 +12,6 @@ import torch
 from firstpage import durable
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
-
-__all__ = ["describe_input", "export_onnx"]
 
 _RESIZES = {
     "squash": "both sides scaled to {}",

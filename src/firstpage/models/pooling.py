@@ -1,13 +1,9 @@
 """Pooling: from a feature map, or the tokens of a transformer, to one vector."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
 from firstpage.errors import UserError
-
-__all__ = ["POOLINGS", "Pooling"]
 
 POOLINGS = ("avg", "max", "avg+max", "gem", "cls")
 

@@ -21,8 +21,6 @@ from firstpage.errors import UserError
 if TYPE_CHECKING:
     from firstpage.models.backbones.base import Backbone
 
-__all__ = ["fetch", "load", "read"]
-
 _HOST = "https://download.pytorch.org/models"
 # torchvision's first ImageNet weights of each; the name holds the beginning of the file's sha256.
 _PUBLISHED = {

@@ -4,8 +4,6 @@
 here is a recipe by its name. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from firstpage._spelling import suggest

@@ -1,7 +1,5 @@
 """A recipe: every setting of a run as data. Read from TOML, checked, changed by `key=value`."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 import typing
@@ -24,8 +22,6 @@ from firstpage.recipes.settings import (
     ScheduleSettings,
     TrainSettings,
 )
-
-__all__ = ["Recipe"]
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,8 @@
 """The sections of a recipe: every key, its default and its meaning. `[loss]` has the arguments of a loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from firstpage.errors import UserError
-
-__all__ = [
-    "AugmentSettings",
-    "BatchSettings",
-    "MemorySettings",
-    "ModelSettings",
-    "OptimizerSettings",
-    "ScheduleSettings",
-    "TrainSettings",
-]
 
 
 def _not_negative(section: str, settings: object, *names: str) -> None:

@@ -1,7 +1,5 @@
 """A model and its test, embedded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,8 +15,6 @@ from firstpage.report.facts import dataset_name
 from firstpage.runs.opening import OpenRun
 from firstpage.runs.record import Record
 from firstpage.runs.run_data import is_same_data
-
-__all__ = ["EmbeddedTest", "embed_test"]
 
 
 @dataclass(frozen=True, eq=False)

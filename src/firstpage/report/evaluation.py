@@ -1,7 +1,5 @@
 """The evaluation of a model on its test: metrics with intervals, classes, confusions; as text or JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,8 +11,6 @@ import torch
 from firstpage.data.decode import printable
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.report.embedded_test import EmbeddedTest
-
-__all__ = ["Estimate", "Evaluation", "evaluate_test", "format_interval"]
 
 Interval = tuple[float, float]
 WORST = 10  # classes and pairs of classes in the text

@@ -1,7 +1,5 @@
 """Facts about a run: its recipe, data, environment and cost; and how several recipes differ."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +8,6 @@ from typing import Any
 from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import ModelSettings
 from firstpage.runs.record import Record
-
-__all__ = ["dataset_name", "model_facts", "recipe_differences", "run_facts"]
 
 
 def run_facts(record: Record) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Images of the page: thumbnails, and the map of the embedding."""
 
-from __future__ import annotations
-
 import base64
 import io
 from importlib.util import find_spec
@@ -17,8 +15,6 @@ from firstpage.data.decode import decode_image
 from firstpage.figures.embedding_map import map_positions, plot_embedding_map
 from firstpage.report.evaluation import Evaluation
 from firstpage.report.markup import Html, tag
-
-__all__ = ["Thumbnails", "data_uri", "principal_positions", "render_map"]
 
 IMAGES = 1500  # on the map: t-SNE takes seconds for them, and more would not be visible
 CELLS, SIDE = 22, 56  # thumbnails along a side of the map, and their pixels

@@ -1,7 +1,5 @@
 """Retrieved lists and confused classes, shown by their images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,12 +1,8 @@
 """HTML elements whose content is escaped unless it is `Html` already."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable
-
-__all__ = ["Html", "escape", "join", "name_tag", "tag"]
 
 _VOID = frozenset(("br", "hr", "img", "input", "link", "meta", "source", "wbr"))
 # Control characters are invalid in HTML, and lone surrogates (of undecodable file names) in UTF-8.

@@ -1,7 +1,5 @@
 """The report: a self-contained HTML page."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -25,8 +23,6 @@ from firstpage.report.markup import Html, join, name_tag, tag
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.opening import open_run
 from firstpage.runs.record import Record
-
-__all__ = ["render_page", "write_page", "write_report"]
 
 _METRICS = tag(
     "p",

@@ -1,7 +1,5 @@
 """Tables of the page: the metrics of one or more runs, and facts about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from firstpage.report.charts import RUNS

@@ -5,8 +5,6 @@ as JSON, and a sha256 of everything. Nothing is ever unpickled, and a file that 
 bit is recognized. The last two are kept: if the newer is damaged, the run resumes from the one before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -24,8 +22,6 @@ from torch import Tensor
 
 from firstpage import durable
 from firstpage.errors import UserError
-
-__all__ = ["Checkpoints", "read_state", "write_state"]
 
 KEPT = 2
 

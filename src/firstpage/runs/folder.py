@@ -1,7 +1,5 @@
 """The folder of a run: what ran, on what data, and the results."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -25,8 +23,6 @@ from firstpage.data.catalog import Catalog
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.record import Record
-
-__all__ = ["RunFolder", "fingerprint"]
 
 LOCK_TIMEOUT = 5.0  # seconds in which a job that was killed just now may still be ending
 

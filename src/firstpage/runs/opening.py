@@ -1,7 +1,5 @@
 """A trained run, or a saved model, opened together with its data: the only way to evaluate and draw one."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,8 +19,6 @@ from firstpage.models.embedder import Embedder
 from firstpage.recipes.settings import TrainSettings
 from firstpage.runs.record import Record
 from firstpage.runs.run_data import find_data, is_trained_on, restore_splits
-
-__all__ = ["OpenRun", "open_run"]
 
 
 @dataclass(frozen=True, eq=False)

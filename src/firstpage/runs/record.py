@@ -13,8 +13,6 @@ from typing import Any
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
 
-__all__ = ["Record", "Series"]
-
 Series = tuple[list[float], list[float]]  # steps, values
 
 

@@ -1,7 +1,5 @@
 """Which data a run was trained on."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +11,6 @@ from firstpage.data import read
 from firstpage.data.catalog import Catalog
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.record import Record
-
-__all__ = ["find_data", "is_same_data", "is_trained_on", "restore_splits"]
 
 # A run records the folder of a table, but not the name of its file.
 _TABLE_SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}

@@ -1,7 +1,5 @@
 """The training images, as the network sees them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,8 +9,6 @@ from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import to_device
 from firstpage.models.embedder import Pixels
-
-__all__ = ["TrainBatches"]
 
 
 class TrainBatches:

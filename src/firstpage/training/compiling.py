@@ -1,13 +1,9 @@
 """The network, compiled for training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-__all__ = ["compile_network"]
 
 Network = Callable[[Tensor], tuple[Tensor, ...]]
 

@@ -1,7 +1,5 @@
 """The losses of a run, fitted to its model and its data."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +9,6 @@ from torch import nn
 from firstpage import losses
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
-
-__all__ = ["describe_loss", "make_criteria"]
 
 GIVEN = "given"  # the key of a recipe's [loss] that describes a loss object passed to `fit`
 

@@ -1,14 +1,10 @@
 """What the user sees while a run trains."""
 
-from __future__ import annotations
-
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-__all__ = ["SHOWN", "Display"]
 
 SHOWN = ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R")  # the metrics that are shown where there is little room
 

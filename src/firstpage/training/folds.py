@@ -1,7 +1,5 @@
 """Every fold of the `fair` protocol, one after the other, and their mean."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +15,6 @@ from firstpage.recipes.recipe import Recipe
 from firstpage.training.display import SHOWN
 from firstpage.training.loop import fit
 from firstpage.training.result import Result
-
-__all__ = ["fit_folds", "summary"]
 
 
 def fit_folds(

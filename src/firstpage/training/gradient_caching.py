@@ -1,7 +1,5 @@
 """Gradient caching: a batch of any size in the memory of a chunk, with the gradient of the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,8 +8,6 @@ from torch import Tensor, nn
 from firstpage.errors import UserError
 from firstpage.models.backbones.batch_norm import keep_statistics
 from firstpage.training.seeding import seeded
-
-__all__ = ["Levels", "backward", "chunk_slices"]
 
 Levels = tuple[Tensor, ...]  # the embeddings [n, D] of each head
 

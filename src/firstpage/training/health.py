@@ -1,7 +1,5 @@
 """Health metrics of a training step: they tell a run that learns from one that only runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 from firstpage.losses import Margin
 from firstpage.losses.base import Loss
 from firstpage.pairs import Pairs
-
-__all__ = ["CollapseDetector", "DeferredMetrics", "step_health"]
 
 BINS = 20  # of the histogram of β, over the distances 0 to 2 of the sphere
 

@@ -1,7 +1,5 @@
 """All the objects of a training run, built once and used by the loop."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 
@@ -22,8 +20,6 @@ from firstpage.training.setup import TrainSetup
 from firstpage.training.state import Stateful, TrainState
 from firstpage.training.step import TrainStep
 from firstpage.training.timer import StepTimer
-
-__all__ = ["TrainJob", "build_job"]
 
 
 @dataclass(eq=False)

@@ -1,7 +1,5 @@
 """Joining the job that `torchrun` started, and leaving it."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys
@@ -19,8 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from firstpage.errors import UserError
 from firstpage.training.ranks import Ranks
-
-__all__ = ["join_ranks", "sync_batch_norm"]
 
 # A step waits this long for the others: if one of them is gone, and nobody else ends the job, it ends then.
 STEP = timedelta(seconds=45)

@@ -1,7 +1,5 @@
 """`fit`: the training loop, from top to bottom."""
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,8 +24,6 @@ from firstpage.training.monitor import Monitor
 from firstpage.training.result import Result
 from firstpage.training.setup import prepare
 from firstpage.training.stopping import StopSignals
-
-__all__ = ["fit"]
 
 
 def fit(

@@ -1,15 +1,11 @@
 """Cross-batch memory: embeddings of the batches before, as further candidates for every loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
 from firstpage.errors import UserError
 from firstpage.losses import Combined, NPair, ProxyNCA
 from firstpage.losses.base import Loss
-
-__all__ = ["Memory", "check_memory"]
 
 
 class Memory(nn.Module):

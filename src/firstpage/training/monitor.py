@@ -1,7 +1,5 @@
 """Logs how a run is doing, without making the host wait for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -11,8 +9,6 @@ from firstpage.training.display import Display
 from firstpage.training.health import CollapseDetector, DeferredMetrics
 from firstpage.training.nonfinite import NonFiniteGuard
 from firstpage.training.timer import StepTimer
-
-__all__ = ["LOG_EVERY", "Monitor"]
 
 LOG_EVERY = 20  # steps
 

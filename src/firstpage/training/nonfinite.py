@@ -7,8 +7,6 @@ are still those that produced the first NaN. The rows of the batches since the l
 host; all random numbers are functions of the seed and the step. So the step can be repeated exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from firstpage.errors import UserError
 from firstpage.training.batches import TrainBatches
 from firstpage.training.reproduction import Batch, save_snapshot
 from firstpage.training.step import TrainStep
-
-__all__ = ["NonFiniteGuard", "NotFiniteError"]
 
 
 class NotFiniteError(UserError):

@@ -1,7 +1,5 @@
 """The optimizer with a learning rate for each part of the model, its schedule, and the average of weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.settings import OptimizerSettings, ScheduleSettings
-
-__all__ = ["gradients", "lr_factor", "make_optimizer", "set_lr", "update_ema"]
 
 
 def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Module) -> torch.optim.Optimizer:

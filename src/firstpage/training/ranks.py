@@ -11,8 +11,6 @@ every chunk of a cached step, and only for what is called through its `forward`.
 a millisecond for a ResNet-50 within a machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,8 +26,6 @@ from firstpage.data.splits import QueryGallery
 from firstpage.errors import UserError
 from firstpage.evaluation import evaluate
 from firstpage.models.embedder import Embedder, Pixels
-
-__all__ = ["Ranks"]
 
 GRACE = 10.0  # seconds by which the other ranks let one that failed print its error first
 BUCKET = 2**25  # bytes of gradient summed in one go

@@ -1,7 +1,5 @@
 """A step with NaN or infinity, saved to a file and repeated from it: where the NaN came from."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable
@@ -21,8 +19,6 @@ from firstpage.training.memory import Memory
 from firstpage.training.optimizer import gradients
 from firstpage.training.ranks import Ranks
 from firstpage.training.step import TrainStep
-
-__all__ = ["Batch", "Reproduction", "reproduce", "save_snapshot"]
 
 
 class Batch(NamedTuple):

@@ -1,7 +1,5 @@
 """The result of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -9,8 +7,6 @@ from typing import Self
 from firstpage.models.embedder import Embedder
 from firstpage.runs.record import Record
 from firstpage.training.display import SHOWN
-
-__all__ = ["Result"]
 
 
 @dataclass

@@ -1,14 +1,10 @@
 """Random numbers that depend on what they are for, not on what was drawn before."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-__all__ = ["seeded"]
 
 
 @contextmanager

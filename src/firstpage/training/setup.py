@@ -1,7 +1,5 @@
 """Everything a run needs besides its model, made from a recipe that has been found to fit the data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,8 +20,6 @@ from firstpage.recipes.settings import BatchSettings
 from firstpage.training.criteria import make_criteria
 from firstpage.training.memory import Memory, check_memory
 from firstpage.training.seeding import seeded
-
-__all__ = ["BatchSampler", "TrainSetup", "prepare"]
 
 
 class BatchSampler(Protocol):

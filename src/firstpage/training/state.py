@@ -1,7 +1,5 @@
 """Everything a killed run needs to continue: the contents of a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -9,8 +7,6 @@ import torch
 from torch import Tensor
 
 from firstpage.models.embedder import Embedder
-
-__all__ = ["Stateful", "TrainState"]
 
 
 class Stateful(Protocol):

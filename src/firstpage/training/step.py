@@ -1,7 +1,5 @@
 """One training step: a batch in, its loss and gradients out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -18,8 +16,6 @@ from firstpage.training.health import step_health
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
 from firstpage.training.seeding import seeded
-
-__all__ = ["TrainStep"]
 
 
 class TrainStep:

@@ -1,14 +1,10 @@
 """Ctrl-C and SIGTERM: a run ends after its step, with a checkpoint."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
 from types import TracebackType
 from typing import Any, Self
-
-__all__ = ["StopSignals", "Stopped"]
 
 
 class Stopped(KeyboardInterrupt):

@@ -1,13 +1,9 @@
 """The time a run spends in its training steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 
 import torch
-
-__all__ = ["StepTimer"]
 
 
 class StepTimer:

@@ -1,7 +1,5 @@
 """Readers of datasets, each in the layout in which it is distributed."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Cars-196 (Krause et al., 2013)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

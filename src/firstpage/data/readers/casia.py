@@ -1,7 +1,5 @@
 """CASIA-WebFace (Yi et al., 2014)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

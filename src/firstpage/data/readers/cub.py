@@ -1,7 +1,5 @@
 """CUB-200-2011, birds (Wah et al., 2011)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Folders of class folders."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence

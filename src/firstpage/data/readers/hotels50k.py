@@ -1,7 +1,5 @@
 """Hotels-50K (Stylianou et al., 2019)."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 

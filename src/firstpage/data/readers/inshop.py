@@ -1,7 +1,5 @@
 """In-Shop Clothes Retrieval of DeepFashion (Liu et al., 2016)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

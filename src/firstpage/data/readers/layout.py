@@ -1,7 +1,5 @@
 """Helpers of the readers: recognizing a layout, listing images, and reading tables."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence

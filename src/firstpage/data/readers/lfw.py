@@ -1,7 +1,5 @@
 """Labeled Faces in the Wild (Huang et al., 2007)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stanford Online Products (Song et al., 2016)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

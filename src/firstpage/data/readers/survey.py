@@ -1,7 +1,5 @@
 """Problems of a catalog that show before any image is opened."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables of images: csv and parquet."""
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Iterable, Sequence

@@ -10,8 +10,6 @@ network of timm, and `my_package.my_module:MyBackbone` a subclass of `Backbone` 
 torch.Size([1, 512, 2, 2])
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable
@@ -19,8 +17,9 @@ from functools import partial
 
 from firstpage._plugins import import_object
 from firstpage._spelling import suggest
+from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.errors import UserError
-from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
+from firstpage.models.backbones.base import Backbone
 from firstpage.models.backbones.batch_norm import freeze_batch_norm
 from firstpage.models.backbones.densenet import DenseNet
 from firstpage.models.backbones.googlenet import GoogLeNet

@@ -1,7 +1,5 @@
 """The base class of all backbones: inputs and outputs, gradient checkpointing, initialization."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -13,8 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.models.backbones.batch_norm import keep_statistics
-
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "Renormalize", "initialize"]
 
 Triple = tuple[float, float, float]
 

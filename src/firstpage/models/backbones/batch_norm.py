@@ -1,15 +1,11 @@
 """Batch norms that do not update: frozen permanently, or while activations are recomputed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-__all__ = ["freeze_batch_norm", "keep_statistics"]
 
 
 def freeze_batch_norm(module: nn.Module) -> None:

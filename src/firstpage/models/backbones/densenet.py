@@ -1,7 +1,5 @@
 """DenseNet (Huang et al., 2017), with torchvision's key names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -10,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firstpage.models.backbones.base import Backbone, initialize
-
-__all__ = ["DenseNet"]
 
 
 class _DenseLayer(nn.Module):

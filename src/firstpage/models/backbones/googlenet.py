@@ -1,14 +1,10 @@
 """GoogLeNet (Szegedy et al., 2015), with torchvision's key names."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firstpage.models.backbones.base import Backbone, Renormalize, initialize
-
-__all__ = ["GoogLeNet"]
 
 # Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → "5×5" | projection of the pooled map.
 _CELLS = {

@@ -1,7 +1,5 @@
 """Inception-BN, also GoogLeNet V2 (Ioffe and Szegedy, 2015), with the key names of pretrained-models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firstpage.models.backbones.base import Backbone, Renormalize, initialize
-
-__all__ = ["InceptionBN"]
 
 # Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → 3×3 → 3×3 | projection of the pooled map.
 # The two cells without 1×1 and projection halve the map and append the pooled map unchanged.

@@ -1,7 +1,5 @@
 """ResNet (He et al., 2016), with torchvision's key names."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch.nn.functional as F
@@ -9,8 +7,6 @@ from torch import Tensor, nn
 
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import Backbone, initialize
-
-__all__ = ["BasicBlock", "Bottleneck", "ResNet"]
 
 Strides = Literal["v1.5", "v1"]
 

@@ -1,14 +1,10 @@
 """A small network for small images on a CPU."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firstpage.models.backbones.base import Backbone, initialize
 from firstpage.models.backbones.resnet import BasicBlock
-
-__all__ = ["Small"]
 
 
 class Small(Backbone):

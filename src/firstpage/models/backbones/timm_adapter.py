@@ -1,7 +1,5 @@
 """Networks of timm as backbones: `timm:NAME`. Only this module imports timm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -10,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from firstpage._spelling import suggest
+from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.errors import UserError
-from firstpage.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, Renormalize
-
-__all__ = ["TimmBackbone", "create_timm_backbone"]
+from firstpage.models.backbones.base import Backbone, Renormalize
 
 # Options of timm.create_model that `backbones.create` sets, or that would read another weights file.
 _RESERVED = ("pretrained", "checkpoint_path", "num_classes")

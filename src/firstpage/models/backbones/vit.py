@@ -1,7 +1,5 @@
 """Vision transformer as in DINOv2 (Oquab et al., 2023), with timm's key names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import Backbone
-
-__all__ = ["VisionTransformer", "resample_positions"]
 
 PATCH = 14  # pixels a side
 MAX_SIZE = 256 * PATCH
