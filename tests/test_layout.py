@@ -137,7 +137,7 @@ def test_public_names_are_there(package):
 @pytest.mark.parametrize(
     "command",
     [
-        "import firstpage.recipes, firstpage.runs, firstpage.data.splits",
+        "import firstpage.recipes, firstpage.data.splits, firstpage.data.check",
         "from firstpage.cli import main; main(['--help'])",
     ],
 )

@@ -22,9 +22,6 @@ class TrainBatches:
         augment: Turns stored pixels into network input.
         seed: Seed of the augmentation.
         device: Where batches go.
-
-    >>> TrainBatches.__name__
-    'TrainBatches'
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """All the objects of a training run, built once and used by the loop."""
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +16,25 @@ from firstpage.training.nonfinite import NonFiniteGuard
 from firstpage.training.optimizer import gradients, make_optimizer, set_lr, update_ema
 from firstpage.training.ranks import Ranks
 from firstpage.training.setup import TrainSetup
-from firstpage.training.state import Stateful, TrainState
+from firstpage.training.state import TrainState
 from firstpage.training.step import TrainStep
 from firstpage.training.timer import StepTimer
 
 
-@dataclass(eq=False)
 class TrainJob:
-    """The objects of a run.
+    """The objects of a run, and what the loop does with them in a step.
+
+    Args:
+        recipe: All settings.
+        catalog: The dataset.
+        setup: Its split, the sampler, the losses and memories.
+        model: The model to train.
+        pixels: The stored pixels of the catalog.
+        run: The run folder.
+        ranks: The processes of the run.
 
     Attributes:
-        recipe: All settings.
-        catalog: The data set.
-        setup: Its split, the sampler, the losses and memories.
-        pixels: The stored pixels of the catalog.
-        model: The model to train.
-        final: The model that is evaluated and saved: the same, or the average of its weights.
+        final: The model that is evaluated and saved: the trained one, or the average of its weights.
         optimizer: Updates the model and the losses.
         batches: Gives the step its images.
         step: Computes losses and gradients.
@@ -40,32 +42,44 @@ class TrainJob:
         detector: Warns of a collapse.
         timer: Measures the throughput.
         state: Everything a checkpoint holds.
-        ranks: The processes of the run.
-
-    >>> TrainJob.__name__
-    'TrainJob'
+        steps: Number of steps of the run.
     """
 
-    recipe: Recipe
-    catalog: Catalog
-    setup: TrainSetup
-    pixels: Pixels
-    model: Embedder
-    final: Embedder
-    optimizer: torch.optim.Optimizer
-    batches: TrainBatches
-    step: TrainStep
-    guard: NonFiniteGuard
-    detector: CollapseDetector
-    timer: StepTimer
-    state: TrainState
-    ranks: Ranks
-
-    def __post_init__(self) -> None:
-        self.steps = self.recipe.schedule.epochs * len(self.setup.sampler)
-        self._backbone = [value for value in self.model.backbone.parameters() if value.requires_grad]
-        self._weights = list(self.model.state_dict().values())
-        self._averages = list(self.final.state_dict().values())
+    def __init__(
+        self,
+        recipe: Recipe,
+        catalog: Catalog,
+        setup: TrainSetup,
+        model: Embedder,
+        pixels: Pixels,
+        run: RunFolder,
+        ranks: Ranks,
+    ) -> None:
+        self.recipe, self.catalog, self.setup, self.pixels = recipe, catalog, setup, pixels
+        self.model, self.ranks, device = model, ranks, model.device
+        self.final = copy.deepcopy(model) if recipe.train.ema else model
+        self.steps = recipe.schedule.epochs * len(setup.sampler)
+        half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
+        rows, seed = setup.split.train, recipe.train.seed
+        self.batches = TrainBatches(catalog, rows, setup.labels, pixels, setup.augment, seed, device)
+        self.step = TrainStep(recipe, model, setup.criteria, setup.memories, half=half, ranks=ranks)
+        self.optimizer = make_optimizer(recipe.optimizer, model, setup.criteria)
+        self.guard = NonFiniteGuard(self.step, self.batches, device, run.path)
+        self.guard.protect(self.optimizer)
+        self.detector, self.timer = CollapseDetector(), StepTimer(device)
+        parts = {
+            "model": model,
+            "loss": setup.criteria,
+            "optimizer": self.optimizer,
+            "sampler": setup.sampler,
+            "memories": nn.ModuleList(setup.memories),
+            "collapse": self.detector,
+            "timer": self.timer,
+            "log": run,
+        }
+        self.state = TrainState(parts if self.final is model else parts | {"ema": self.final})
+        self._backbone = [value for value in model.backbone.parameters() if value.requires_grad]
+        self._weights, self._averages = ([*net.state_dict().values()] for net in (model, self.final))
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the model to training mode; the backbone is trained after `schedule.head_epochs`."""
@@ -112,57 +126,3 @@ class TrainJob:
         """Return the metrics of a test."""
         self.ranks.broadcast_tensors(self.final.buffers())  # each rank has its own batch norm statistics
         return self.ranks.evaluate(self.final, self.pixels, self.catalog.labels, test, self.step.half)
-
-
-def build_job(
-    recipe: Recipe,
-    catalog: Catalog,
-    setup: TrainSetup,
-    model: Embedder,
-    pixels: Pixels,
-    run: RunFolder,
-    ranks: Ranks,
-) -> TrainJob:
-    """Build the objects of a run that has been prepared.
-
-    >>> build_job.__name__
-    'build_job'
-    """
-    device, criteria = model.device, setup.criteria
-    half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
-    optimizer = make_optimizer(recipe.optimizer, model, criteria)
-    final = copy.deepcopy(model) if recipe.train.ema else model
-    detector, timer = CollapseDetector(), StepTimer(device)
-    seed = recipe.train.seed
-    batches = TrainBatches(catalog, setup.split.train, setup.labels, pixels, setup.augment, seed, device)
-    step = TrainStep(recipe, model, criteria, setup.memories, half=half, ranks=ranks)
-    guard = NonFiniteGuard(step, batches, device, run.path)
-    guard.protect(optimizer)
-    parts: dict[str, Stateful] = {
-        "model": model,
-        "loss": criteria,
-        "optimizer": optimizer,
-        "sampler": setup.sampler,
-        "memories": nn.ModuleList(setup.memories),
-        "collapse": detector,
-        "timer": timer,
-        "log": run,
-    }
-    if final is not model:
-        parts["ema"] = final
-    return TrainJob(
-        recipe=recipe,
-        catalog=catalog,
-        setup=setup,
-        pixels=pixels,
-        model=model,
-        final=final,
-        optimizer=optimizer,
-        batches=batches,
-        step=step,
-        guard=guard,
-        detector=detector,
-        timer=timer,
-        state=TrainState(parts),
-        ranks=ranks,
-    )

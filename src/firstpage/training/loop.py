@@ -18,7 +18,7 @@ from firstpage.runs.checkpoint import Checkpoints
 from firstpage.runs.folder import RunFolder
 from firstpage.training.criteria import describe_loss
 from firstpage.training.display import Display
-from firstpage.training.job import TrainJob, build_job
+from firstpage.training.job import TrainJob
 from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.monitor import Monitor
 from firstpage.training.result import Result
@@ -93,7 +93,7 @@ def fit(
         ranks.wait()  # the others may take longer to decode theirs
         setup = prepare(recipe, catalog, pixels.ok, model, world=ranks.world, loss=loss)
         ranks.broadcast_tensors([*model.state_dict().values(), *setup.criteria.state_dict().values()])
-        job = build_job(recipe, catalog, setup, model, pixels, run, ranks)
+        job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks)
         with checkpoints.explain_full_disk(), StopSignals(run.path is not None and ranks.world == 1) as stop:
             _train(job, run, checkpoints, stop, Display(job.steps, progress and ranks.first))
             result = _finish(job, run)

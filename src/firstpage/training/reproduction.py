@@ -22,16 +22,7 @@ from firstpage.training.step import TrainStep
 
 
 class Batch(NamedTuple):
-    """What was in a step.
-
-    Attributes:
-        step: Number of steps before it.
-        rows: Its rows among the training images.
-        counts: How full each memory was.
-
-    >>> Batch(3, [7, 8], []).rows
-    [7, 8]
-    """
+    """The step, its rows among the training images, and how full each memory was."""
 
     step: int
     rows: list[int]
@@ -39,11 +30,7 @@ class Batch(NamedTuple):
 
 
 def save_snapshot(path: Path, step: TrainStep, batches: TrainBatches, batch: Batch) -> Path:
-    """Save a step for `reproduce`: its images, and the weights and memories as they are now.
-
-    >>> save_snapshot.__name__
-    'save_snapshot'
-    """
+    """Save a step for `reproduce`: its images, and the weights and memories as they are now."""
     ids = batches.rows[batch.rows].tolist()
     state = {
         "recipe": asdict(step.recipe),

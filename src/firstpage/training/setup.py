@@ -56,9 +56,6 @@ class TrainSetup:
         augment: Turns stored pixels into network input.
         criteria: The loss of each level.
         memories: The cross-batch memory of each level, or none.
-
-    >>> list(TrainSetup.__annotations__)
-    ['split', 'labels', 'sampler', 'augment', 'criteria', 'memories']
     """
 
     split: DataSplit

@@ -1,24 +1,12 @@
 """Everything a killed run needs to continue: the contents of a checkpoint."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from firstpage.models.embedder import Embedder
-
-
-class Stateful(Protocol):
-    """Anything with a state, as torch's modules and optimizers have it."""
-
-    def state_dict(self) -> Any:  # noqa: ANN401
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: Any) -> Any:  # noqa: ANN401
-        """Restore the state."""
-        ...
 
 
 class TrainState:
@@ -27,7 +15,7 @@ class TrainState:
     `state_dict` is what a checkpoint holds.
 
     Args:
-        parts: By name: the model, the losses, the optimizer, the sampler and whatever else changes.
+        parts: By name, everything with a `state_dict`: the model, the losses, the optimizer, the sampler, …
 
     Attributes:
         step: Number of finished steps.
@@ -47,7 +35,7 @@ class TrainState:
     (1, 1, 2)
     """
 
-    def __init__(self, parts: Mapping[str, Stateful]) -> None:
+    def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = parts
         self.step = self.stale = self.best_epoch = 0
         self.best: dict[str, float] = {}
