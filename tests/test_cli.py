@@ -13,6 +13,7 @@ from PIL import Image
 
 import firstpage
 from firstpage import cli
+from firstpage.errors import UserError
 from firstpage.models import Embedder
 
 
@@ -181,3 +182,20 @@ def test_runs_as_a_module():
     assert done.returncode == 2
     assert done.stderr.startswith("firstpage: dataset 'nabirds'")
     assert done.stderr.count("\n") == 1
+
+
+def test_mistakes_of_users_are_one_line_and_bugs_keep_their_traceback(capsys, monkeypatch):
+    def mistaken(*_):
+        raise UserError("name: no such dataset")
+
+    def broken(*_):
+        raise ValueError("of a library")
+
+    monkeypatch.setattr("firstpage.data.download.download_dataset", mistaken)
+    assert run(capsys, "data", "get", "cub", "birds") == (2, "", "firstpage: name: no such dataset\n")
+    with pytest.raises(UserError, match="no such dataset"):
+        cli.main(["--debug", "data", "get", "cub", "birds"])
+    assert run(capsys, "data", "get", "cub", "birds")[0] == 2  # for the one command only
+    monkeypatch.setattr("firstpage.data.download.download_dataset", broken)
+    with pytest.raises(ValueError, match="of a library"):
+        cli.main(["data", "get", "cub", "birds"])
