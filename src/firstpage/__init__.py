@@ -8,7 +8,8 @@ measured on the way.
 - `firstpage.mining`: who is looked at (positive strategies × negative strategies).
 - `firstpage.losses`: what their scores cost.
 - `firstpage.models`: backbones, and the embedder that turns images into unit vectors.
-- `firstpage.training`: recipes, and the loop that runs them.
+- `firstpage.recipes`: every setting of a run, as data.
+- `firstpage.training`: the loop that runs a recipe; `firstpage.runs` reads and opens what it wrote.
 - `firstpage.evaluation`: how right the first page is; `firstpage.figures` draws it.
 - `firstpage.report`: the evaluation of a run or model on its test images, as text, JSON or one HTML page.
 

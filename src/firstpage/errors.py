@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can correct."""
+"""The exception for mistakes that the user can correct."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from __future__ import annotations
 class UserError(ValueError):
     """Wrong input: an argument, a setting, a file or data that the user can correct.
 
-    Its message is one line that names what was given and how to correct it. The command line prints it
-    without a traceback; any other exception is a bug, or a failure of the system, and keeps its traceback.
+    Its message is one line that names what was given and how to correct it. Files that are missing or cannot
+    be written raise `FileNotFoundError` and other `OSError`s, as usual. The command line prints both as one
+    line; any other exception is a bug and keeps its traceback.
 
     >>> raise UserError("TopKPrecision(k=0): k must be at least 1")
     Traceback (most recent call last):

@@ -167,7 +167,7 @@ def test_of_many_ranks_the_first_tells_of_a_nan_and_keeps_it(tmp_path):
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert said[0].startswith("after step 1: NaN or infinity on images ")
     assert said[1].startswith("another rank is gone: see its own error")
-    found = reproduce(tmp_path / "run" / "not-finite.safetensors")
+    found = reproduce(tmp_path / "run" / "nonfinite.safetensors")
     assert found.where is not None
 
 

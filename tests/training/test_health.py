@@ -218,7 +218,7 @@ def test_looks_that_are_read_a_step_later_log_the_same(tmp_path, monkeypatch):
 
 def test_weights_that_blow_up_stop_the_run(tmp_path):
     with pytest.raises(
-        nonfinite.NotFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
+        nonfinite.NonFiniteError, match=r"^after step \d: NaN or infinity on images \d+, "
     ) as caught:
         train(tmp_path, "optimizer.lr=1e30")
     error = caught.value
@@ -268,7 +268,7 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
     monkeypatch.setattr(nonfinite.NonFiniteGuard, "end", end)
     if way == "deferred":
         look_later(monkeypatch)
-    with pytest.raises(nonfinite.NotFiniteError) as caught:
+    with pytest.raises(nonfinite.NonFiniteError) as caught:
         train(tmp_path, *changes, device="cuda" if way == "gpu" else "cpu")
     assert caught.value.step == 5
     assert len(losses_seen) == (6 if way == "eager" else 10)
@@ -315,7 +315,7 @@ def test_a_bad_step_is_found_by_the_next_look(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(monitor, "LOG_EVERY", 3)
     look_later(monkeypatch)
-    with pytest.raises(nonfinite.NotFiniteError) as caught:
+    with pytest.raises(nonfinite.NonFiniteError) as caught:
         train(tmp_path)
     assert (caught.value.step, begun) == (5, list(range(7)))
     assert [line["step"] for line in log(tmp_path) if "loss" in line] == [3]
@@ -364,7 +364,7 @@ def test_a_recorded_dropout_draws_anew_each_step_and_again_for_the_same_step():
 
 
 def test_without_a_folder_the_guard_says_how_to_get_a_snapshot():
-    with pytest.raises(nonfinite.NotFiniteError, match="pass a run folder to save what reproduces it"):
+    with pytest.raises(nonfinite.NonFiniteError, match="pass a run folder to save what reproduces it"):
         train(None, "optimizer.lr=1e30")
 
 

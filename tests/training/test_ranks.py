@@ -38,7 +38,7 @@ def step(ranks, name, rows, chunk):
         return steps.total(criteria, everyone, labels, image_ids=ids)
 
     value = backward(network, lambda at: network(images[at]), loss, [ranks.share(rows)], chunk)
-    ranks.add_gradients(network.parameters(), criteria.parameters())
+    ranks.all_reduce_gradients(network.parameters(), criteria.parameters())
     return value, steps.gradients(network, criteria)
 
 
@@ -65,7 +65,7 @@ def run(ranks, name):
         optimizer.zero_grad()
         share = ranks.share(rows)
         values.append(backward(network, lambda at, images=images: network(images[at]), loss, [share], 3))
-        ranks.add_gradients(network.parameters(), criteria.parameters())
+        ranks.all_reduce_gradients(network.parameters(), criteria.parameters())
         nn.utils.clip_grad_norm_(network.parameters(), 0.5)
         optimizer.step()
     return torch.stack(values), dict(network.state_dict()), dict(memories.state_dict())
@@ -114,10 +114,10 @@ def work(rank, world, port, folder):
             found["embedded", rows] = embedded(ranks, np.arange(9)[::-1][:rows].copy())
         norm = nn.BatchNorm1d(2)
         norm.running_mean.fill_(rank + 1)
-        ranks.wait()
+        ranks.barrier()
         ranks.broadcast_tensors(norm.buffers())
         found["agreed"], found["told"] = norm.running_mean, ranks.broadcast({"rank": rank})
-        found["written"] = ranks.first
+        found["written"] = ranks.is_first
     torch.save(found, Path(folder, f"{rank}.pt"))
 
 
@@ -207,7 +207,7 @@ FAILING = """
     import torch
     from firstpage.training.launching import join_ranks
     with join_ranks(torch.device("cpu")) as ranks:
-        ranks.wait()
+        ranks.barrier()
         if ranks.rank == 1:
             raise ValueError("loss.k=0: k must be at least 1")
         ranks.gather(torch.zeros(1, 2), 2)  # what the others are at when one dies
@@ -231,8 +231,8 @@ WAITING = """
     import time, torch
     from firstpage.training.launching import join_ranks
     with join_ranks(torch.device("cpu")) as ranks:
-        ranks.wait()
-        if ranks.first:
+        ranks.barrier()
+        if ranks.is_first:
             print("all are here", flush=True)
         time.sleep(60)
 """

@@ -1,4 +1,4 @@
-"""The rows of the papers' tables by name."""
+"""Losses by name, with the settings of the papers' tables."""
 
 from __future__ import annotations
 

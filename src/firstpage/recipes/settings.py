@@ -98,7 +98,7 @@ class MemorySettings:
 
     Args:
         size: Number of embeddings; 0 for none.
-        start: Batches to wait for before they are used.
+        start: Number of batches before the memory is used; it must also be full.
 
     >>> MemorySettings(size=16_384).start
     0
@@ -208,12 +208,13 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """`[train]`: everything else.
+    """`[train]`: seed, protocol, precision, evaluations and checkpoints.
 
     Args:
         seed: Seed of weights, batches, augmentation and sampling.
-        protocol: `paper` selects the best epoch on the test classes, as the papers did; `fair` on classes
-            held out from training (those of a split `val`, if there is one), and tests once, at the end.
+        protocol: `paper` selects the best epoch on the test classes, as the papers did, which is optimistic;
+            `fair` selects on classes held out from training (those of a split `val`, if there is one), and
+            tests once, at the end.
         fold: Which of the `folds` is held out (`fair`).
         folds: Number of parts the training classes are split into (`fair`).
         precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.

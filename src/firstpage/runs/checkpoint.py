@@ -45,6 +45,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what `write_state` wrote: on the CPU, with the memory layout it had.
 
     Raises:
+        FileNotFoundError: There is no such file.
         UserError: The file is not as it was written.
 
     >>> import tempfile
@@ -52,8 +53,10 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     ...     _ = Path(folder, "x").write_bytes(b"something else")
     ...     read_state(Path(folder, "x"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    firstpage.errors.UserError: .../x: damaged, or not a checkpoint
+    firstpage.errors.UserError: .../x: damaged, or not a file of firstpage
     """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
     try:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["firstpage"])
@@ -62,7 +65,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError):
         intact = False
     if not intact:
-        raise UserError(f"{path}: damaged, or not a checkpoint")
+        raise UserError(f"{path}: damaged, or not a file of firstpage")
     state: dict[str, Any] = _restored(json.loads(about["state"]), tensors)
     return state
 
@@ -137,8 +140,9 @@ class Checkpoints:
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"{self.folder or 'checkpoint'}: does not fit: it is from another version of firstpage, or "
-                f"images can no longer be read ({reason}): choose another --out, or remove it"
+                f"{self.folder or 'checkpoint'}: does not fit: it is from another version of firstpage or of "
+                f"your own classes, or images can no longer be read ({reason}): "
+                "choose another --out, or remove it"
             ) from error
 
     @contextmanager

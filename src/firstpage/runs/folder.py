@@ -126,7 +126,7 @@ class RunFolder:
 
         Args:
             recipe: The recipe.
-            catalog: The data set.
+            catalog: The dataset.
             device: The device.
             train_classes: The classes to train on, for data without splits.
         """
@@ -148,7 +148,7 @@ class RunFolder:
                 "images": len(catalog),
                 "fingerprint": fingerprint(catalog),
             }
-            | ({"learned": list(train_classes)} if train_classes else {}),
+            | ({"train_classes": list(train_classes)} if train_classes else {}),
         }
         self._write(about)
         self._open_log(0)
@@ -211,7 +211,7 @@ class RunFolder:
 
 
 def fingerprint(catalog: Catalog) -> str:
-    """Return a digest of paths, labels and splits: equal for equal data sets in any folder.
+    """Return a digest of paths, labels and splits: equal for equal datasets in any folder.
 
     >>> one = Catalog("x", Path("here"), ["a"], np.zeros(1, int), ["a"], {})
     >>> two = Catalog("x", Path("there"), ["a"], np.zeros(1, int), ["a"], {})

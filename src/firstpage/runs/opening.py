@@ -1,4 +1,4 @@
-"""A trained run, or a saved model, opened together with its data: the only way to evaluate and draw one."""
+"""Opens a run folder or a saved model together with its dataset, for evaluations, reports and figures."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -131,8 +131,8 @@ def open_run(
 
     Args:
         folder: A run folder, whose best model is loaded, or the folder of a saved model.
-        data: A dataset. Defaults to the run's own. If it has no splits, the test are the classes held out of
-            training for a run that was trained on it, and all images otherwise.
+        data: A dataset. Defaults to the run's own. If it has no splits, the test set is the classes held
+            out of training for a run that was trained on it, and all images otherwise.
         protocol: `paper` or `fair`, as in training. Defaults to the run's own; `paper` for a saved model.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
         cache: Folder for cached pixels. Defaults to the user's cache.

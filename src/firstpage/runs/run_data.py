@@ -84,11 +84,11 @@ def restore_splits(record: Record | None, catalog: Catalog) -> Catalog:
 
     >>> from firstpage.recipes import Recipe
     >>> catalog = Catalog("toy", Path(), list("abc"), np.arange(3), ["auk", "crow", "wren"], {})
-    >>> about = {"root": str(Path().resolve()), "fingerprint": "of before", "learned": ["auk", "owl"]}
+    >>> about = {"root": str(Path().resolve()), "fingerprint": "of before", "train_classes": ["auk", "owl"]}
     >>> restore_splits(Record(Path("run"), Recipe(), {"data": about}, []), catalog).split("test").classes
     ['crow', 'wren']
     """
-    names = _data(record).get("learned")
+    names = _data(record).get("train_classes")
     if catalog.splits or not names or not _is_same_root(record, catalog) or is_same_data(record, catalog):
         return catalog
     train = np.isin(np.array(catalog.classes, object)[catalog.labels], names)

@@ -1,8 +1,10 @@
-"""Training: one readable loop, and everything a step is made of."""
+"""The training loop and its parts."""
 
 from firstpage.training.folds import fit_folds
 from firstpage.training.loop import fit
+from firstpage.training.nonfinite import NonFiniteError
 from firstpage.training.reproduction import reproduce
 from firstpage.training.result import Result
+from firstpage.training.stopping import Stopped
 
-__all__ = ["Result", "fit", "fit_folds", "reproduce"]
+__all__ = ["NonFiniteError", "Result", "Stopped", "fit", "fit_folds", "reproduce"]

@@ -15,7 +15,7 @@ class TrainBatches:
     """Augmented training images with their labels, by the rows of a sampler.
 
     Args:
-        catalog: The data set.
+        catalog: The dataset.
         rows: Which rows of the catalog are trained on.
         labels: [rows] Their classes, numbered from 0 without gaps.
         pixels: The stored pixels of the catalog.

@@ -57,10 +57,16 @@ def make_criteria(
 
 
 def describe_loss(loss: nn.Module) -> dict[str, Any]:
-    """Return what a recipe says about a loss object that was passed to `fit`.
+    """Return what a recipe says about a loss object that was passed to `fit`: its class and plain attributes.
 
     >>> describe_loss(losses.TopKPrecision(k=3))["name"]
     'firstpage.losses.topk_precision:TopKPrecision'
     """
     kind = type(loss)
-    return {"name": f"{kind.__module__}:{kind.__qualname__}", GIVEN: repr(loss)}
+    settings = {
+        f"{name}.{key}".lstrip("."): value
+        for name, module in loss.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float | str) and key != "training" and not key.startswith("_")
+    }
+    return {"name": f"{kind.__module__}:{kind.__qualname__}", GIVEN: f"{kind.__qualname__}({settings})"}

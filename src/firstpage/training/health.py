@@ -1,4 +1,4 @@
-"""Health metrics of a training step: they tell a run that learns from one that only runs."""
+"""Health metrics of a training step: whether a run is learning, has stalled or has collapsed."""
 
 from collections.abc import Mapping
 from typing import Any

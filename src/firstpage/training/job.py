@@ -1,4 +1,4 @@
-"""All the objects of a training run, built once and used by the loop."""
+"""The objects of a training run, and what the loop does with them."""
 
 import copy
 
@@ -22,19 +22,19 @@ from firstpage.training.timer import StepTimer
 
 
 class TrainJob:
-    """The objects of a run, and what the loop does with them in a step.
+    """The objects of a run: built once, used by the loop in every step.
 
     Args:
         recipe: All settings.
         catalog: The dataset.
-        setup: Its split, the sampler, the losses and memories.
+        setup: The data split, sampler, losses and memories.
         model: The model to train.
         pixels: The stored pixels of the catalog.
         run: The run folder.
         ranks: The processes of the run.
 
     Attributes:
-        final: The model that is evaluated and saved: the trained one, or the average of its weights.
+        eval_model: The model that is evaluated and saved: the trained one, or the average of its weights.
         optimizer: Updates the model and the losses.
         batches: Gives the step its images.
         step: Computes losses and gradients.
@@ -57,7 +57,7 @@ class TrainJob:
     ) -> None:
         self.recipe, self.catalog, self.setup, self.pixels = recipe, catalog, setup, pixels
         self.model, self.ranks, device = model, ranks, model.device
-        self.final = copy.deepcopy(model) if recipe.train.ema else model
+        self.eval_model = copy.deepcopy(model) if recipe.train.ema else model
         self.steps = recipe.schedule.epochs * len(setup.sampler)
         half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
         rows, seed = setup.split.train, recipe.train.seed
@@ -77,9 +77,10 @@ class TrainJob:
             "timer": self.timer,
             "log": run,
         }
-        self.state = TrainState(parts if self.final is model else parts | {"ema": self.final})
+        self.state = TrainState(parts if self.eval_model is model else parts | {"ema": self.eval_model})
         self._backbone = [value for value in model.backbone.parameters() if value.requires_grad]
-        self._weights, self._averages = ([*net.state_dict().values()] for net in (model, self.final))
+        # The tensors themselves, not copies: the optimizer and the average change them in place.
+        self._weights, self._averages = ([*net.state_dict().values()] for net in (model, self.eval_model))
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the model to training mode; the backbone is trained after `schedule.head_epochs`."""
@@ -87,7 +88,7 @@ class TrainJob:
         head_epochs = self.recipe.schedule.head_epochs
         for parameter in self._backbone:
             parameter.requires_grad_(epoch > head_epochs)
-        if self.recipe.train.compile and 1 < epoch == head_epochs + 1:
+        if self.recipe.train.compile and head_epochs and epoch == head_epochs + 1:
             self.optimizer.zero_grad(set_to_none=True)
             torch.compiler.reset()  # torch 2.11 does not notice that parameters begin to be trained
 
@@ -103,7 +104,7 @@ class TrainJob:
         self.optimizer.zero_grad(set_to_none=True)
 
     def update(self, loss: Tensor, *, logged: bool) -> dict[str, Tensor]:
-        """Update the weights by their gradients, and return the metrics of a step that is logged."""
+        """Clip and check the gradients, update the weights, and return the metrics of a logged step."""
         metrics, clip = {"loss": loss}, self.recipe.optimizer.clip
         if logged or clip:
             metrics["gradient_norm"] = nn.utils.get_total_norm(gradients(self.step.parameters))
@@ -111,7 +112,7 @@ class TrainJob:
             nn.utils.clip_grads_with_norm_(self.step.parameters, clip, metrics["gradient_norm"])
         self.guard.end(loss, gradients([*self.step.parameters, *self.setup.criteria.parameters()]))
         self.optimizer.step()
-        if self.final is not self.model:
+        if self.eval_model is not self.model:
             update_ema(self._averages, self._weights, self.recipe.train.ema)
         self.state.step += 1
         return metrics
@@ -123,6 +124,6 @@ class TrainJob:
         return self.state.step % interval == 0 or self.state.step == self.steps
 
     def evaluate(self, test: QueryGallery) -> dict[str, float]:
-        """Return the metrics of a test."""
-        self.ranks.broadcast_tensors(self.final.buffers())  # each rank has its own batch norm statistics
-        return self.ranks.evaluate(self.final, self.pixels, self.catalog.labels, test, self.step.half)
+        """Return the metrics of a retrieval test."""
+        self.ranks.broadcast_tensors(self.eval_model.buffers())  # each rank has its own batch norm statistics
+        return self.ranks.evaluate(self.eval_model, self.pixels, self.catalog.labels, test, self.step.half)

@@ -40,7 +40,7 @@ def join_ranks(device: torch.device | None = None) -> Iterator[Ranks]:
         UserError: There are fewer GPUs than processes.
 
     >>> with join_ranks() as ranks:
-    ...     ranks.world
+    ...     ranks.world_size
     1
     """
     world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1

@@ -39,25 +39,26 @@ def fit(
 ) -> Result:
     """Train an embedder on a catalog by a recipe. Under `torchrun`, train with all ranks of the job.
 
-    A run that was killed resumes from its last checkpoint when called again with the same folder; on a CPU it
-    ends in the same bytes as if nothing had happened. A finished run is not run again: its result is read
-    from the folder.
+    A run that was killed resumes from its last checkpoint when called again with the same folder; on a CPU
+    the result is bit-identical to that of an uninterrupted run. A finished run is not run again: its result
+    is read from the folder.
 
     Args:
         recipe: All settings of the run.
         catalog: The images, with splits `train` and `test` (or `query` and `gallery`), or without splits.
         folder: The run folder, for the recipe, logs and models. None keeps nothing.
         loss: A loss object to use instead of the recipe's: a `Loss` of your own, or any module that is called
-            as `loss(embeddings, labels)`.
-        device: `cuda` or `cpu`. Defaults to a GPU if available.
+            as `loss(embeddings, labels)`. Each head of the model gets a copy.
+        device: A torch device such as `cuda`, `cuda:1` or `cpu`. Defaults to a GPU if available.
         pixels: Stored pixels that exist already, one row for each row of the catalog.
-        cache: Folder for stored pixels. Defaults to the user's cache.
+        cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Show progress.
 
     Raises:
         UserError: The recipe does not fit the data or the machine, or the folder holds another run; nothing
-            has been written then. Or a step gave NaN (`NotFiniteError`); the message says what reproduces it.
+            has been written then. Or a step gave NaN (`NonFiniteError`); the message says what reproduces it.
         OSError: The disk is full; the last checkpoint is kept.
+        Stopped: Ctrl-C or SIGTERM, after a checkpoint has been written; only in a single process.
 
     >>> from firstpage.data import read
     >>> recipe = Recipe.of({
@@ -70,43 +71,50 @@ def fit(
     target = resolve_device(device)
     if loss is not None:
         recipe = replace(recipe, loss=describe_loss(loss))
-    selected = target.type == "cuda" and target.index is not None
+    one_gpu = target.type == "cuda" and target.index is not None
     with (
-        torch.cuda.device(target) if selected else nullcontext(),
+        torch.cuda.device(target) if one_gpu else nullcontext(),
         join_ranks(target) as ranks,
-        RunFolder(folder if ranks.first else None) as run,  # only the first rank writes and prints
+        RunFolder(folder if ranks.is_first else None) as run,  # only the first rank writes and prints
     ):
         checkpoints = Checkpoints(run.path, recipe.train.checkpoint_every)
         if ranks.broadcast(run.is_finished(recipe, catalog)):
             checkpoints.remove_all()  # it may have been killed just before it removed them itself
             return ranks.broadcast(Result.read(run.path) if run.path else None)  # type: ignore[return-value]
-        torch.manual_seed(recipe.train.seed)
-        model = Embedder(recipe.model).to(target)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if recipe.train.sync_batch_norm:
-            sync_batch_norm(model)
+        model = _make_model(recipe, target)
         if pixels is None:
-            prepare(recipe, catalog, None, model, world=ranks.world, loss=loss)  # errors before decoding
+            # A recipe that does not fit is refused before the slow decoding.
+            prepare(recipe, catalog, None, model, world=ranks.world_size, loss=loss)
             stored, resize = recipe.model.stored, recipe.model.resize
-            show = progress and ranks.first
+            show = progress and ranks.is_first
             pixels = PixelStore.build(catalog, cache, size=stored, resize=resize, progress=show).to(target)
-        ranks.wait()  # the others may take longer to decode theirs
-        setup = prepare(recipe, catalog, pixels.ok, model, world=ranks.world, loss=loss)
+        ranks.barrier()  # the others may take longer to decode theirs
+        setup = prepare(recipe, catalog, pixels.ok, model, world=ranks.world_size, loss=loss)
         ranks.broadcast_tensors([*model.state_dict().values(), *setup.criteria.state_dict().values()])
         job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks)
-        with checkpoints.explain_full_disk(), StopSignals(run.path is not None and ranks.world == 1) as stop:
-            _train(job, run, checkpoints, stop, Display(job.steps, progress and ranks.first))
+        resumable = run.path is not None and ranks.world_size == 1  # ranks do not receive signals together
+        with checkpoints.explain_full_disk(), StopSignals(resumable) as stop:
+            _train(job, run, checkpoints, stop, Display(job.steps, progress and ranks.is_first))
             result = _finish(job, run)
             checkpoints.remove_all()
         stop.raise_if_received(f"stopped: {run.path} is finished")
         return result
 
 
+def _make_model(recipe: Recipe, device: torch.device) -> Embedder:
+    torch.manual_seed(recipe.train.seed)
+    model = Embedder(recipe.model).to(device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if recipe.train.sync_batch_norm:
+        sync_batch_norm(model)
+    return model
+
+
 def _train(
     job: TrainJob, run: RunFolder, checkpoints: Checkpoints, stop: StopSignals, display: Display
 ) -> None:
     """Train to the end, with evaluations, checkpoints and early stopping on the way."""
-    recipe, catalog, state, step, guard = job.recipe, job.catalog, job.state, job.step, job.guard
+    recipe, catalog, state, guard = job.recipe, job.catalog, job.state, job.guard
     split, sampler, timer = job.setup.split, job.setup.sampler, job.timer
     monitor = Monitor(run, display, guard, job.detector, timer, job.steps)
 
@@ -114,6 +122,7 @@ def _train(
     run.lock(recipe, catalog)
     saved = job.ranks.broadcast(checkpoints.load_newest())
     if saved is None:
+        # Without splits of its own, the data may grow: what was trained on must not be tested later.
         classes = [] if catalog.splits else split.train_classes(catalog)
         run.begin(recipe, catalog, str(job.model.device), classes)
     else:
@@ -131,34 +140,34 @@ def _train(
         timer.resume()
         for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
             job.begin_epoch(epoch)
-            for rows in sampler:  # of the global batch, the same on every rank
+            for rows in sampler:  # of the training images; the global batch, the same on every rank
                 # Forward, backward, update.
-                index, logged = state.step, Monitor.is_due(state.step + 1, job.steps)
-                guard.begin(index, rows)
+                step, logged = state.step, Monitor.is_due(state.step + 1, job.steps)
+                guard.begin(step, rows)
                 labels, ids = job.batches.targets(rows)
                 job.begin_step()
-                images = partial(job.batches.images, rows, index)
-                loss = step(images, labels, ids, index, check=guard.expect_finite)
+                load_images = partial(job.batches.images, rows, step)
+                loss = job.step(load_images, labels, ids, step, check=guard.expect_finite)
                 metrics = job.update(loss, logged=logged)
                 timer.count(len(rows))
 
-                # Log, one step later: the host never waits for the device.
+                # Log what an earlier step left on the device, so that the host does not wait for this one.
                 monitor.flush()
                 if logged:
-                    metrics |= step.health(labels, ids, index)
+                    metrics |= job.step.health(labels, ids, step)
                     monitor.add(state.step, epoch, job.lr, metrics)
-                step.remember(labels, ids, unless=guard.bad)
+                job.step.push_memories(labels, ids, unless=guard.bad)
 
                 # Evaluate, save, stop.
                 evaluate, save = job.is_evaluation_due(), checkpoints.is_due() or bool(stop.received)
                 if evaluate or save:
                     timer.pause()
                     monitor.flush()
-                    guard.check()
+                    guard.check()  # waits for the device
                     if evaluate:
                         _evaluate(job, run, display, epoch)
-                    if recipe.train.patience and state.stale >= recipe.train.patience:
-                        return
+                        if recipe.train.patience and state.stale >= recipe.train.patience:
+                            return
                     if save:
                         checkpoints.save(state.step, state.state_dict())
                         stop.raise_if_received(f"stopped after step {state.step}: run it again to resume")
@@ -171,21 +180,22 @@ def _evaluate(job: TrainJob, run: RunFolder, display: Display, epoch: int) -> No
     metrics = job.evaluate(job.setup.split.validation)
     run.log(step=job.state.step, epoch=epoch, **metrics)
     display.show_evaluation(epoch, metrics)
-    if job.state.add_evaluation(epoch, metrics, job.final) and run.path is not None:
-        job.final.save(run.path / "best")
+    if job.state.add_evaluation(epoch, metrics, job.eval_model) and run.path is not None:
+        job.eval_model.save(run.path / "best")
 
 
 def _finish(job: TrainJob, run: RunFolder) -> Result:
     """Save the last and the best model, test the best one, and write the result."""
-    state, split, model = job.state, job.setup.split, job.final
+    state, split, model = job.state, job.setup.split, job.eval_model
     if run.path is not None:
         model.save(run.path / "last")
     model.load_state_dict(state.best_weights)
     if run.path is not None:
         model.save(run.path / "best")  # a run that was killed may have left a later one there
-    test = state.best if split.test is split.validation else None
-    if split.test is not None and test is None:
-        test = job.evaluate(split.test)
+    if split.test is None:
+        test = None
+    else:
+        test = state.best if split.test is split.validation else job.evaluate(split.test)
     result = Result(
         model.eval(),
         best=state.best,

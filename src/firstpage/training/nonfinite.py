@@ -1,7 +1,7 @@
 """The guard against NaN and infinity: it stops a run at the step, and saves what reproduces it.
 
-On a GPU it never waits. Each step leaves its result on the device: a flag that stays up, and a count of the
-steps before it went up. The optimizer is given the flag as its `found_inf`, by which fused optimizers skip
+On a GPU it never waits. Each step leaves its result on the device: a flag that stays set, and the number of
+steps before it was set. The optimizer is given the flag as its `found_inf`, by which fused optimizers skip
 their update (as with `torch.amp.GradScaler`), so when the host reads the flag some steps later, the weights
 are still those that produced the first NaN. The rows of the batches since the last check are kept on the
 host; all random numbers are functions of the seed and the step. So the step can be repeated exactly.
@@ -19,7 +19,7 @@ from firstpage.training.reproduction import Batch, save_snapshot
 from firstpage.training.step import TrainStep
 
 
-class NotFiniteError(UserError):
+class NonFiniteError(UserError):
     """A step whose embeddings, loss or gradients are not finite.
 
     Attributes:
@@ -27,7 +27,7 @@ class NotFiniteError(UserError):
         image_ids: Rows of the catalog in its batch.
         snapshot: The file that `reproduce` reads; None without a run folder.
 
-    >>> NotFiniteError("message", 3, [7, 8], None).step
+    >>> NonFiniteError("message", 3, [7, 8], None).step
     3
     """
 
@@ -40,8 +40,8 @@ class NonFiniteGuard:
     """Checks every step of a run for NaN and infinity.
 
     Args:
-        step: The step of the run, and
-        batches: the batches it is given, for the snapshot of a failed step.
+        step: The step of the run, for the snapshot of a failed one.
+        batches: The batches of the run, likewise.
         device: The device of the run.
         folder: The run folder, for the snapshot.
         eager: Check at once. Defaults to the CPU, where it costs nothing.
@@ -86,16 +86,16 @@ class NonFiniteGuard:
         """Check values of the step: now if eager, else when the step ends."""
         self._sums += [value.detach().sum(dtype=torch.float32) for value in values]  # NaN outlasts a sum
         if self.eager:
-            self._raise_flag(self._sums)
+            self._set_flag(self._sums)
 
     def end(self, loss: Tensor, gradients: Iterable[Tensor]) -> None:
         """End a step, before the optimizer's: it was good if everything so far was finite."""
-        self._raise_flag([*gradients, loss, *self._sums])
+        self._set_flag([*gradients, loss, *self._sums])
         self._sums.clear()
         self.good += self.bad == 0
 
-    def _raise_flag(self, values: list[Tensor]) -> None:
-        """Raise the flag if any value is not finite: one kernel for all of them, that of `GradScaler`."""
+    def _set_flag(self, values: list[Tensor]) -> None:
+        """Set the flag if any value is not finite: one kernel for all of them, that of `GradScaler`."""
         for dtype in {value.dtype for value in values}:
             group = [value for value in values if value.dtype == dtype]
             torch._amp_foreach_non_finite_check_and_unscale_(group, self.bad, self._scale)
@@ -103,7 +103,7 @@ class NonFiniteGuard:
             self.check()
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make a fused optimizer skip its updates once the flag is up; an eager guard stops before them."""
+        """Make a fused optimizer skip its updates once the flag is set; an eager guard stops before them."""
         if not self.eager:
             optimizer.found_inf = self.bad  # type: ignore[attr-defined]
 
@@ -115,7 +115,7 @@ class NonFiniteGuard:
                 the host waits for the device.
 
         Raises:
-            NotFiniteError: A step was bad; its snapshot has been saved if there is a run folder.
+            NonFiniteError: A step was bad; its snapshot has been saved if there is a run folder.
         """
         bad, good = self.status.tolist() if status is None else status
         if not bad:
@@ -125,17 +125,17 @@ class NonFiniteGuard:
         batch = self._recent[int(good) - self._begun]
         assert self._step is not None
         assert self._batches is not None
-        if not self._step.ranks.first:
-            self._step.ranks.wait()  # for the end of the first: ending now would end it inside its snapshot
+        if not self._step.ranks.is_first:
+            self._step.ranks.barrier()  # until the first has ended, or its snapshot would be cut short
         path, remedy = None, "pass a run folder to save what reproduces it"
         if self.folder is not None:
-            path = save_snapshot(self.folder / "not-finite.safetensors", self._step, self._batches, batch)
+            path = save_snapshot(self.folder / "nonfinite.safetensors", self._step, self._batches, batch)
             command = f"from firstpage.training import reproduce; print(reproduce({str(path)!r}).text())"
             remedy = f'python -c "{command}" repeats it'
         ids = self._batches.rows[batch.rows].tolist()
         paths = [self._batches.catalog.paths[row] for row in ids[:2]]
         shown = ", ".join(map(str, ids[:4])) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
-        raise NotFiniteError(
+        raise NonFiniteError(
             f"after step {batch.step}: NaN or infinity on images {shown} ({', '.join(paths)}, …): {remedy}; "
             "try a lower optimizer.lr, optimizer.clip=1.0 or train.precision='fp32'",
             batch.step,

@@ -41,23 +41,23 @@ class Ranks:
 
     Args:
         rank: The number of this process.
-        world: The number of processes.
-        host: The process group through which the hosts exchange Python objects.
+        world_size: The number of processes.
+        cpu_group: The process group through which the hosts exchange Python objects.
 
     >>> ranks = Ranks()
-    >>> ranks.first, ranks.share(10), ranks.gather(torch.ones(2, 1), 2).shape
+    >>> ranks.is_first, ranks.share(10), ranks.gather(torch.ones(2, 1), 2).shape
     (True, slice(0, 10, None), torch.Size([2, 1]))
     """
 
     rank: int = 0
-    world: int = 1
-    host: Any = None
+    world_size: int = 1
+    cpu_group: Any = None
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Return whether this is the rank that writes and prints.
 
-        >>> Ranks(rank=1, world=2).first
+        >>> Ranks(rank=1, world_size=2).is_first
         False
         """
         return self.rank == 0
@@ -68,7 +68,7 @@ class Ranks:
         >>> [Ranks(rank, 3).share(10) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
         """
-        return slice(rows * self.rank // self.world, rows * (self.rank + 1) // self.world)
+        return slice(rows * self.rank // self.world_size, rows * (self.rank + 1) // self.world_size)
 
     def gather(self, mine: Tensor, rows: int) -> Tensor:
         """Return the rows of all ranks [rows, D], in the order of the global batch.
@@ -83,24 +83,25 @@ class Ranks:
         >>> Ranks().gather(torch.eye(3), 3).shape
         torch.Size([3, 3])
         """
-        sizes = [len(range(*Ranks(rank, self.world).share(rows).indices(rows))) for rank in range(self.world)]
+        shares = [Ranks(rank, self.world_size).share(rows) for rank in range(self.world_size)]
+        sizes = [share.stop - share.start for share in shares]
         if len(mine) != sizes[self.rank]:
             raise UserError(
-                f"gather(rows={rows}): rank {self.rank} of {self.world} has {len(mine)} rows, "
+                f"gather(rows={rows}): rank {self.rank} of {self.world_size} has {len(mine)} rows, "
                 f"not {sizes[self.rank]}: take those of share({rows})"
             )
-        if self.world == 1:
+        if self.world_size == 1:
             return mine
         padded = mine.new_zeros(max(sizes), *mine.shape[1:])
         padded[: len(mine)] = mine.detach()
-        blocks = mine.new_empty(self.world, *padded.shape)
+        blocks = mine.new_empty(self.world_size, *padded.shape)
         with _collective():
             dist.all_gather(list(blocks), padded)
         parts = [block[:size] for block, size in zip(blocks, sizes, strict=True)]
         parts[self.rank] = mine
         return torch.cat(parts)
 
-    def add_gradients(self, model: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, model: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]) -> None:
         """Turn the gradients into those of the global batch, bit for bit equal on all ranks.
 
         Those of the network are added: each rank has the part of its own images. Those of the loss (β,
@@ -110,14 +111,14 @@ class Ranks:
             model: Parameters of the network.
             loss: Parameters of the losses.
 
-        >>> Ranks().add_gradients(nn.Linear(2, 2).parameters(), [])
+        >>> Ranks().all_reduce_gradients(nn.Linear(2, 2).parameters(), [])
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return
         gradients = [parameter.grad for parameter in model if parameter.grad is not None]
         for parameter in loss:
             if parameter.grad is not None:
-                gradients.append(parameter.grad.div_(self.world))
+                gradients.append(parameter.grad.div_(self.world_size))
         with _collective():
             sums = []
             for bucket in _buckets(gradients):
@@ -134,7 +135,7 @@ class Ranks:
 
         >>> Ranks().broadcast_tensors(nn.BatchNorm1d(2).buffers())
         """
-        if self.world > 1:
+        if self.world_size > 1:
             with _collective():
                 for tensor in tensors:
                     dist.broadcast(tensor.detach(), src=0)
@@ -145,21 +146,21 @@ class Ranks:
         >>> Ranks().broadcast({"P@1": 62.4})
         {'P@1': 62.4}
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         box = [value]
         with _collective():
-            dist.broadcast_object_list(box, src=0, group=self.host, device=torch.device("cpu"))
+            dist.broadcast_object_list(box, src=0, group=self.cpu_group, device=torch.device("cpu"))
         return box[0]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks, however long they take.
 
-        >>> Ranks().wait()
+        >>> Ranks().barrier()
         """
-        if self.world > 1:
+        if self.world_size > 1:
             with _collective():
-                dist.barrier(self.host)
+                dist.barrier(self.cpu_group)
 
     def embed(self, model: Embedder, pixels: Pixels, rows: np.ndarray, half: bool | None = None) -> Tensor:
         """Return the unit vectors [rows, dim] of stored images on every rank; each embeds its share.
@@ -206,7 +207,7 @@ class Ranks:
             if rows is not None:
                 vectors = self.embed(model, pixels, rows, half)
                 sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
-        return self.broadcast(evaluate(*sides, shared=self.world > 1).metrics())
+        return self.broadcast(evaluate(*sides, shared=self.world_size > 1).metrics())
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -47,7 +47,7 @@ def save_snapshot(path: Path, step: TrainStep, batches: TrainBatches, batch: Bat
         "classes": int(batches.labels.max()) + 1,
         "catalog": len(batches.catalog),
         "half": step.half,
-        "world": step.ranks.world,
+        "world": step.ranks.world_size,
     }
     write_state(path, state)
     return path
@@ -103,7 +103,7 @@ def reproduce(
 
     >>> reproduce("nowhere")
     Traceback (most recent call last):
-    firstpage.errors.UserError: nowhere: damaged, or not a checkpoint
+    FileNotFoundError: nowhere: no such file
     """
     state, target = read_state(snapshot), torch.device(device)
     recipe = Recipe.of(state["recipe"])

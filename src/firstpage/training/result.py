@@ -22,7 +22,7 @@ class Result:
         seconds: Time spent in training steps.
         images_per_second: Over all training steps but the first few.
         folder: The run folder.
-        warnings: What was wrong with the run.
+        warnings: Warnings of the run.
     """
 
     model: Embedder

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, not on what was drawn before."""
+"""Random numbers seeded by a key (purpose, seed, step), independent of what was drawn before."""
 
 import hashlib
 from collections.abc import Iterator

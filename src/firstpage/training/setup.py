@@ -1,4 +1,4 @@
-"""Everything a run needs besides its model, made from a recipe that has been found to fit the data."""
+"""The data split, sampler, losses and memories of a run, from a recipe validated against the data."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class TrainSetup:
     """The data split, batches, augmentation and losses of a run.
 
     Attributes:
-        split: The rows of the catalog to train on, to select by and to test on.
+        split: The rows of the catalog to train on, to select the best model on, and to test on.
         labels: [train] Classes of the training rows, numbered without gaps, for proxies and β.
         sampler: Plans the global batches.
         augment: Turns stored pixels into network input.
@@ -79,7 +79,7 @@ def prepare(
 
     Args:
         recipe: The recipe of the run.
-        catalog: The data set.
+        catalog: The dataset.
         readable: [N] Which of its images can be decoded. None takes all, to find errors before decoding.
         model: The model to train.
         world: Number of processes that share a batch.

@@ -12,7 +12,9 @@ from firstpage.models.embedder import Embedder
 class TrainState:
     """How far a run has come, its best model so far, and the state of all its parts.
 
-    `state_dict` is what a checkpoint holds.
+    `state_dict` is what a checkpoint holds: the attributes below and the state of the parts, which `TrainJob`
+    lists. The state of random generators is not needed: all random numbers are seeded by the run's seed and
+    the step.
 
     Args:
         parts: By name, everything with a `state_dict`: the model, the losses, the optimizer, the sampler, …

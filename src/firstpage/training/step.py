@@ -1,4 +1,4 @@
-"""One training step: a batch in, its loss and gradients out."""
+"""The forward and backward pass of a training step; `TrainJob.update` then updates the weights."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -28,20 +28,20 @@ class TrainStep:
     Args:
         recipe: The recipe of the run.
         model: The model to train.
-        criteria: The loss of each level.
+        criteria: The loss of each level, that is, of the output of each head.
         memories: The cross-batch memory of each level, or none.
         half: Run the network in bfloat16.
         ranks: The processes that share a batch.
 
     Attributes:
-        levels: The embeddings [B, D] of the last global batch, one tensor for each level.
+        levels: The embeddings [B, D] of the last global batch, one tensor for each head of the model.
         parameters: Those of the model.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=32, crop=32)
     >>> from firstpage.losses import NCA
     >>> step = TrainStep(Recipe(), model, nn.ModuleList([NCA()]))
     >>> images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) // 2
-    >>> loss = step(lambda rows: images[rows], labels, torch.arange(8), index=0)
+    >>> loss = step(lambda rows: images[rows], labels, torch.arange(8), step=0)
     >>> loss.ndim, step.levels[0].shape, model.backbone.conv.weight.grad is None
     (0, torch.Size([8, 4]), False)
     """
@@ -70,7 +70,7 @@ class TrainStep:
         images: Callable[[slice], Tensor],
         labels: Tensor,
         ids: Tensor,
-        index: int,
+        step: int,
         *,
         shares: Sequence[slice] | None = None,
         check: Callable[..., None] | None = None,
@@ -81,7 +81,7 @@ class TrainStep:
             images: Returns the network input of a slice of the global batch.
             labels: [B] The classes of the global batch.
             ids: [B] Its images, as rows of the catalog.
-            index: Number of steps before this one.
+            step: Number of steps before this one.
             shares: The slices to embed here. Defaults to this rank's share.
             check: Called with the gathered embeddings before the loss is computed.
         """
@@ -97,7 +97,7 @@ class TrainStep:
             self.levels = [level if together else self.ranks.gather(level, len(ids)) for level in levels]
             if check is not None:
                 check(*self.levels)
-            with seeded(device, "loss", seed, index):  # the same random numbers on all ranks
+            with seeded(device, "loss", seed, step):  # the same random numbers on all ranks
                 return self._loss(labels, ids)
 
         value = backward(
@@ -106,9 +106,9 @@ class TrainStep:
             loss,
             [self.ranks.share(len(ids))] if shares is None else shares,
             self.recipe.batch.chunk,
-            key=("dropout", seed, index),
+            key=("dropout", seed, step),
         )
-        self.ranks.add_gradients(self.parameters, self.criteria.parameters())
+        self.ranks.all_reduce_gradients(self.parameters, self.criteria.parameters())
         return value
 
     def _loss(self, labels: Tensor, ids: Tensor) -> Tensor:
@@ -125,15 +125,15 @@ class TrainStep:
             return {"image_ids": ids}
         return self.memories[number].candidates(self.levels[number], labels, ids)
 
-    def health(self, labels: Tensor, ids: Tensor, index: int) -> dict[str, Tensor]:
+    def health(self, labels: Tensor, ids: Tensor, step: int) -> dict[str, Tensor]:
         """Return the health metrics of the last level in the last step, on its device; see `step_health`."""
         self.levels = [level.detach() for level in self.levels]
         last = len(self.levels) - 1
         pairs = Pairs.of(self.levels[last], labels, **self._candidates(last, labels, ids))
-        with seeded(self.model.device, "loss", self.recipe.train.seed, index):  # as the step drew them
+        with seeded(self.model.device, "loss", self.recipe.train.seed, step):  # as the step drew them
             return step_health(cast(Loss, self.criteria[last]), pairs)
 
-    def remember(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
+    def push_memories(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
         """Push the last batch into the memories, unless a flag on the device is set."""
         for memory, level in zip(self.memories, self.levels, strict=False):
             memory.push(level, labels, ids, unless=unless)

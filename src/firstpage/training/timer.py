@@ -10,7 +10,7 @@ class StepTimer:
     """Seconds spent in training steps, and images per second without the first steps, which warm up.
 
     Args:
-        device: The device to wait for before the time is taken.
+        device: The device to wait for before the time is read.
 
     >>> StepTimer(torch.device("cpu")).images_per_second()
     0.0
@@ -39,12 +39,12 @@ class StepTimer:
         return self._images / seconds if self._images and seconds > 0 else 0.0
 
     def pause(self) -> None:
-        """Stop the time: what follows is not a training step."""
+        """Stop the timer: what follows is not a training step."""
         self._synchronize()
         self.seconds, self._started = self.elapsed(), None
 
     def resume(self) -> None:
-        """Start the time again."""
+        """Start the timer again."""
         self._started = time.perf_counter()
 
     def elapsed(self) -> float:
