@@ -19,36 +19,15 @@ from firstpage.data.workers import Workers
 CHUNK = 64  # files inspected by one task
 
 
-class FileInfo(NamedTuple):
-    """The properties of one image file, or the reason why it cannot be read.
-
-    Attributes:
-        reason: Why the file cannot be read. Empty if it can.
-        format: Pillow's name of the format.
-        width: Width in pixels, before the orientation is applied.
-        height: Height in pixels, before the orientation is applied.
-        fingerprint: Fingerprint of the content.
-        sketch: Hash and thumbnail. None if the image has no contrast.
-
-    >>> FileInfo("empty file").fingerprint
-    ''
-    """
+class _FileInfo(NamedTuple):
+    """The properties of one image file, or the reason why it cannot be read."""
 
     reason: str
-    format: str = ""
-    width: int = 0
+    format: str = ""  # Pillow's name of it
+    width: int = 0  # as stored, before the orientation is applied
     height: int = 0
     fingerprint: str = ""
-    sketch: tuple[int, bytes] | None = None
-
-
-def inspect_files(root: str, paths: list[str]) -> list[FileInfo]:
-    """Inspect some files. Workers run this.
-
-    >>> inspect_files("", ["nowhere.jpg"])[0].reason
-    'no such file'
-    """
-    return [_inspect_file(os.path.join(root, path)) for path in paths]
+    sketch: tuple[int, bytes] | None = None  # hash and thumbnail; None without contrast
 
 
 def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> DatasetReport:
@@ -101,7 +80,12 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
     )
 
 
-def _inspect_file(path: str) -> FileInfo:
+def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:
+    """Inspect some files. Workers run this."""
+    return [_inspect_file(os.path.join(root, path)) for path in paths]
+
+
+def _inspect_file(path: str) -> _FileInfo:
     try:
         with open_regular(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -110,27 +94,27 @@ def _inspect_file(path: str) -> FileInfo:
             # The decoded image has lost the stored size and format; opening the file again is safe by now.
             file.seek(0)
             header = Image.open(file, formats=FORMATS)
-            return FileInfo("", header.format or "", *header.size, digest, sketch(image))
+            return _FileInfo("", header.format or "", *header.size, digest, sketch(image))
     except Unreadable as error:
-        return FileInfo(error.reason)
+        return _FileInfo(error.reason)
 
 
-def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> list[FileInfo]:
+def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> list[_FileInfo]:
     root, starts = os.fspath(catalog.root), range(0, len(catalog), CHUNK)
     tasks = [(root, catalog.paths[start : start + CHUNK]) for start in starts]
-    parts: list[list[FileInfo]] = [[] for _ in tasks]
+    parts: list[list[_FileInfo]] = [[] for _ in tasks]
     with (
         Workers(workers if len(tasks) > 1 else 0) as pool,
         progress_bar(f"checking {catalog.name}", len(catalog), progress) as advance,
     ):
-        for index, part in pool.map(inspect_files, tasks):
+        for index, part in pool.map(_inspect_files, tasks):
             parts[index] = part
             advance(len(part))
     return [file for part in parts for file in part]
 
 
 def _find_duplicates(
-    catalog: Catalog, files: list[FileInfo], readable: list[int]
+    catalog: Catalog, files: list[_FileInfo], readable: list[int]
 ) -> tuple[list[DuplicateGroup], ...]:
     """Return groups of equal images: exact and near duplicates, with two labels, in two splits."""
     from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy

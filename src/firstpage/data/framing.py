@@ -156,15 +156,14 @@ def fingerprint_files(root: str, paths: list[str]) -> list[str]:
     >>> fingerprint_files("", ["nowhere.jpg"])
     ['']
     """
-
-    def fingerprint_path(path: str) -> str:
+    digests = []
+    for path in paths:
         try:
-            with open_regular(path) as file:
-                return fingerprint(file)
+            with open_regular(os.path.join(root, path)) as file:
+                digests.append(fingerprint(file))
         except Unreadable:
-            return ""
-
-    return [fingerprint_path(os.path.join(root, path)) for path in paths]
+            digests.append("")
+    return digests
 
 
 def file_state(path: str) -> tuple[int, int]:

@@ -239,10 +239,9 @@ class Builder:
         chunks: dict[int, list[FileRecord]] = {}
         journal = self._building / "journal"
         complete = journal.exists() and (self._building / "pixels.npy").exists()
+        lines = journal.read_bytes().splitlines() if complete else []
         with suppress(ValueError):  # the last line may be half-written
-            for first, records, *origin in map(
-                json.loads, journal.read_bytes().splitlines() if complete else []
-            ):
+            for first, records, *origin in map(json.loads, lines):
                 paths = self.catalog.paths[first : first + CHUNK]
                 states = [file_state(os.path.join(self._root, path)) for path in paths]
                 unchanged = states == [(size, mtime) for size, mtime, *_ in records]
