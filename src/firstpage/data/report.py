@@ -198,10 +198,8 @@ class DatasetReport:
             single = _count(int((classes == 1).sum()), "class")
             lines += [f"  images per class: {_spread_text(classes)}; {single} of one image"]
         if len(self.sizes):
-            lines += [
-                f"  width: {_spread_text(self.sizes[:, 0])}",
-                f"  height: {_spread_text(self.sizes[:, 1])}",
-            ]
+            for side, values in zip(("width", "height"), self.sizes.T, strict=True):
+                lines.append(f"  {side}: {_spread_text(values)}")
             lines += [f"  formats: {', '.join(f'{name} {count:,}' for name, count in self.formats.items())}"]
         return lines
 

@@ -116,9 +116,8 @@ class PixelStore:
         if not len(catalog):
             raise UserError(f"the catalog {catalog.name!r} has no images")
         stores = cache_folder() / "pixels" if folder is None else Path(folder)
-        store = cls(
-            Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).find_or_build()
-        )
+        framing = Framing(size, resize, boxes, margin)
+        store = cls(Builder(catalog, stores, framing, workers, progress).find_or_build())
         if strict and store.unreadable:
             named = [
                 f"{printable(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()

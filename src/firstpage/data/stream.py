@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from firstpage.data.workers import Workers
 _Pending = tuple[np.ndarray, Path, list[Future[list[FileRecord]]]]
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Batches of a catalog, decoded on the fly in worker processes.
 
     Nothing is stored: each epoch decodes all images again. Use `PixelStore` if it fits the disk. Close a
@@ -104,9 +105,6 @@ class Stream:
         """Stop the workers."""
         self._workers.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,9 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar, cast
 
 from firstpage.errors import UserError
 
@@ -31,7 +32,7 @@ serve()
 """
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """A pool of worker processes, each a fresh interpreter that runs one function call at a time.
 
     Functions and arguments must be picklable, and functions defined in a module, not in a script. If a worker
@@ -89,9 +90,6 @@ class Workers:
             process.communicate()
         self._processes = []
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -112,8 +110,7 @@ class Workers:
             self._idle.put(process)
         if not done:
             raise value
-        result: T = value
-        return result
+        return cast("T", value)
 
 
 def usable_cores() -> int:

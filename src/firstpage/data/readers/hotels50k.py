@@ -53,10 +53,8 @@ def read_hotels50k(path: Path) -> Catalog:
     paths: list[str] = []
     hotels: list[str] = []
     counts = []
-    for file, folder in (
-        (tables / "train_set.csv", "images/train"),
-        (tables / "test_set.csv", "images/test/unoccluded"),
-    ):
+    for name, folder in (("train_set.csv", "images/train"), ("test_set.csv", "images/test/unoccluded")):
+        file = tables / name
         images = filter(is_image, list_image_files(root, folder) if (root / folder).is_dir() else [])
         file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in images}
         for line, row in islice(read_csv_rows(file), 1, None):
