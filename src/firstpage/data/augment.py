@@ -4,7 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -73,26 +73,19 @@ class Augment:
     fused: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.size >= 1, "size", self.size, "must be at least 1")
-        _require(
-            self.crop in ("center", "random", "resized"),
-            "crop",
-            self.crop,
-            "must be center, random or resized",
-        )
-        _require(
-            0 < self.scale[0] <= self.scale[1] <= 1,
-            "scale",
-            self.scale,
-            "must satisfy 0 < minimum <= maximum <= 1",
-        )
-        _require(
-            0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "must satisfy 0 < minimum <= maximum"
-        )
-        _require(0 <= self.flip <= 1, "flip", self.flip, "must be in 0..1")
-        fits = len(self.jitter) == 4 and min(self.jitter) >= 0 and self.jitter[3] <= 0.5
-        _require(fits, "jitter", self.jitter, "must be four values >= 0, hue at most 0.5")
-        _require(min(self.std) > 0, "std", self.std, "must be positive")
+        scale, ratio, jitter = self.scale, self.ratio, self.jitter
+        fits = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
+        for name, holds, remedy in (
+            ("size", self.size >= 1, "must be at least 1"),
+            ("crop", self.crop in ("center", "random", "resized"), "must be center, random or resized"),
+            ("scale", 0 < scale[0] <= scale[1] <= 1, "must satisfy 0 < minimum <= maximum <= 1"),
+            ("ratio", 0 < ratio[0] <= ratio[1], "must satisfy 0 < minimum <= maximum"),
+            ("flip", 0 <= self.flip <= 1, "must be in 0..1"),
+            ("jitter", fits, "must be four values >= 0, hue at most 0.5"),
+            ("std", min(self.std) > 0, "must be positive"),
+        ):
+            if not holds:
+                raise UserError(f"Augment({name}={getattr(self, name)!r}): {remedy}")
 
     @classmethod
     def train(
@@ -100,19 +93,15 @@ class Augment:
         size: int = 227,
         crop: Literal["random", "resized"] = "random",
         *,
-        scale: tuple[float, float] = (0.16, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
-        jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        **settings: Any,  # noqa: ANN401
     ) -> Self:
-        """Return the augmentation of training: random crops and flips.
+        """Return the augmentation of training: random crops and flips, and any other `settings`.
 
         >>> Augment.train(size=224, jitter=(0.2, 0.2, 0.2, 0.0)).flip
         0.5
         """
-        return cls(size, crop, scale, ratio, flip, jitter, mean, std)
+        return cls(size, crop, flip=flip, **settings)
 
     @classmethod
     def test(
@@ -212,11 +201,6 @@ def _planned(
     widths = [part.shape[1] for part in parts.values()]
     moved = packed.to(device, non_blocking=True).view(_AHEAD, batch, sum(widths))
     return dict(zip(parts, moved.split_with_sizes(widths, dim=2), strict=True))
-
-
-def _require(holds: bool, name: str, value: object, remedy: str) -> None:
-    if not holds:
-        raise UserError(f"Augment({name}={value!r}): {remedy}")
 
 
 def _render(

@@ -83,12 +83,9 @@ class Catalog:
 
     def __post_init__(self) -> None:
         rows = len(self.paths)
-        shapes = {
-            "labels": (self.labels, (rows,)),
-            "boxes": (self.boxes, (rows, 4)),
-            "groups": (self.groups, (rows,)),
-        }
-        for name, (array, shape) in shapes.items():
+        shapes = {"labels": (rows,), "boxes": (rows, 4), "groups": (rows,)}
+        for name, shape in shapes.items():
+            array = getattr(self, name)
             if array is not None and array.shape != shape:
                 raise UserError(
                     f"Catalog({name}): shape {array.shape} does not fit {rows} paths; must be {shape}"
@@ -107,11 +104,7 @@ class Catalog:
         return len(self.paths)
 
     def path(self, row: int) -> Path:
-        """Return the path of the image of one row.
-
-        >>> Catalog("x", Path("root"), ["a/1.jpg"], np.array([0]), ["a"], {}).path(0).as_posix()
-        'root/a/1.jpg'
-        """
+        """Return the path of the image of one row."""
         return self.root / self.paths[row]
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | list[int]) -> Catalog:

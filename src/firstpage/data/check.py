@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import FORMATS, Unreadable, decode_file, fingerprint, open_regular
+from firstpage.data.decode import FORMATS, Unreadable, decode_image, fingerprint, open_regular
 from firstpage.data.near_duplicates import link_near_duplicates, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.data.readers.survey import unread_notes
@@ -19,36 +19,15 @@ from firstpage.data.workers import Workers
 CHUNK = 64  # files inspected by one task
 
 
-class FileInfo(NamedTuple):
-    """The properties of one image file, or the reason why it cannot be read.
-
-    Attributes:
-        reason: Why the file cannot be read. Empty if it can.
-        format: Pillow's name of the format.
-        width: Width in pixels, before the orientation is applied.
-        height: Height in pixels, before the orientation is applied.
-        fingerprint: Fingerprint of the content.
-        sketch: Hash and thumbnail. None if the image has no contrast.
-
-    >>> FileInfo("empty file").fingerprint
-    ''
-    """
+class _FileInfo(NamedTuple):
+    """The properties of one image file, or the reason why it cannot be read."""
 
     reason: str
-    format: str = ""
-    width: int = 0
+    format: str = ""  # Pillow's name of it
+    width: int = 0  # as stored, before the orientation is applied
     height: int = 0
     fingerprint: str = ""
-    sketch: tuple[int, bytes] | None = None
-
-
-def inspect_files(root: str, paths: list[str]) -> list[FileInfo]:
-    """Inspect some files. Workers run this.
-
-    >>> inspect_files("", ["nowhere.jpg"])[0].reason
-    'no such file'
-    """
-    return [_inspect_file(os.path.join(root, path)) for path in paths]
+    sketch: tuple[int, bytes] | None = None  # hash and thumbnail; None without contrast
 
 
 def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> DatasetReport:
@@ -72,7 +51,6 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
     files = _inspect_catalog(catalog, workers, progress)
     readable = [row for row, file in enumerate(files) if not file.reason]
     formats, format_counts = np.unique([files[row].format for row in readable], return_counts=True)
-    exact, near, two_labels, two_splits = _find_duplicates(catalog, files, readable)
     # Unsupported files are reported as a problem, not as a warning as well.
     reported = {f"{catalog.name}: {note}" for note in unread_notes(catalog.unread)}
     class_sizes = np.bincount(catalog.labels, minlength=len(catalog.classes))
@@ -91,48 +69,50 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
             path: file.reason for path, file in zip(catalog.paths, files, strict=True) if file.reason
         },
         flat=[catalog.paths[row] for row in readable if files[row].sketch is None],
-        exact_duplicates=exact,
-        near_duplicates=near,
-        two_labels=two_labels,
-        two_splits=two_splits,
+        **_find_duplicates(catalog, files, readable),
         unread=catalog.unread,
         refusal=_training_error(catalog, np.array([not file.reason for file in files], np.bool_)),
         warnings=[warning for warning in catalog.warnings if warning not in reported],
     )
 
 
-def _inspect_file(path: str) -> FileInfo:
+def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:
+    """Inspect some files. Workers run this."""
+    return [_inspect_file(os.path.join(root, path)) for path in paths]
+
+
+def _inspect_file(path: str) -> _FileInfo:
     try:
         with open_regular(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             digest = fingerprint(file)
-            image = decode_file(file, min_side=64)
+            image = decode_image(file, min_side=64)
             # The decoded image has lost the stored size and format; opening the file again is safe by now.
             file.seek(0)
             header = Image.open(file, formats=FORMATS)
-            return FileInfo("", header.format or "", *header.size, digest, sketch(image))
+            return _FileInfo("", header.format or "", *header.size, digest, sketch(image))
     except Unreadable as error:
-        return FileInfo(error.reason)
+        return _FileInfo(error.reason)
 
 
-def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> list[FileInfo]:
+def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> list[_FileInfo]:
     root, starts = os.fspath(catalog.root), range(0, len(catalog), CHUNK)
     tasks = [(root, catalog.paths[start : start + CHUNK]) for start in starts]
-    parts: list[list[FileInfo]] = [[] for _ in tasks]
+    parts: list[list[_FileInfo]] = [[] for _ in tasks]
     with (
         Workers(workers if len(tasks) > 1 else 0) as pool,
         progress_bar(f"checking {catalog.name}", len(catalog), progress) as advance,
     ):
-        for index, part in pool.map(inspect_files, tasks):
+        for index, part in pool.map(_inspect_files, tasks):
             parts[index] = part
             advance(len(part))
     return [file for part in parts for file in part]
 
 
 def _find_duplicates(
-    catalog: Catalog, files: list[FileInfo], readable: list[int]
-) -> tuple[list[DuplicateGroup], ...]:
-    """Return groups of equal images: exact and near duplicates, with two labels, in two splits."""
+    catalog: Catalog, files: list[_FileInfo], readable: list[int]
+) -> dict[str, list[DuplicateGroup]]:
+    """Return the groups of equal images, by the attribute of the report that lists them."""
     from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy
     from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
@@ -142,9 +122,8 @@ def _find_duplicates(
     rows = np.array(list(sketches), np.int64)
     hashes = np.array([code for code, _ in sketches.values()], np.uint64)
     thumbnails = np.frombuffer(b"".join(thumb for _, thumb in sketches.values()), np.uint8).reshape(-1, 192)
-    links = np.concatenate(
-        [np.array(copies, np.int64).reshape(-1, 2), rows[link_near_duplicates(hashes, thumbnails)]]
-    )
+    near = rows[link_near_duplicates(hashes, thumbnails)]
+    links = np.concatenate([np.array(copies, np.int64).reshape(-1, 2), near])
     graph = coo_array((np.ones(len(links)), links.T), shape=(len(catalog),) * 2)
     splits: list[list[str]] = [[] for _ in catalog.paths]
     for name, split in catalog.splits.items():
@@ -152,10 +131,9 @@ def _find_duplicates(
             splits[row].append(name)
 
     def group(rows: list[int], identical: bool) -> DuplicateGroup:
+        paths = [catalog.paths[row] for row in rows]
         names = [catalog.classes[catalog.labels[row]] for row in rows]
-        return DuplicateGroup(
-            [catalog.paths[row] for row in rows], names, [splits[row] for row in rows], identical
-        )
+        return DuplicateGroup(paths, names, [splits[row] for row in rows], identical)
 
     def labels_differ(rows: list[int]) -> bool:
         return len({int(catalog.labels[row]) for row in rows}) > 1
@@ -165,20 +143,22 @@ def _find_duplicates(
         memberships = {frozenset(splits[row]) for row in rows}
         return any(not (one <= other or other <= one) for one in memberships for other in memberships)
 
-    exact: list[DuplicateGroup] = []
-    near: list[DuplicateGroup] = []
-    two_labels: list[DuplicateGroup] = []
-    two_splits: list[DuplicateGroup] = []
-    for members in _groups(connected_components(graph, directed=False)[1]):
+    attributes = ("exact_duplicates", "near_duplicates", "two_labels", "two_splits")
+    found: dict[str, list[DuplicateGroup]] = {name: [] for name in attributes}
+    components = connected_components(graph, directed=False)[1]
+    order = np.argsort(components, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(components[order])) + 1)
+    for members in sorted(part.tolist() for part in parts if part.size > 1):
         by_content: dict[str, list[int]] = {}
         for row in members:
             by_content.setdefault(files[row].fingerprint, []).append(row)
-        exact += [group(rows, True) for rows in by_content.values() if len(rows) > 1]
-        near += [group(members, False)] if len(by_content) > 1 else []
-        for conflict, groups in ((labels_differ, two_labels), (leaks, two_splits)):
+        copied = [rows for rows in by_content.values() if len(rows) > 1]
+        found["exact_duplicates"] += [group(rows, True) for rows in copied]
+        found["near_duplicates"] += [group(members, False)] if len(by_content) > 1 else []
+        for name, conflict in (("two_labels", labels_differ), ("two_splits", leaks)):
             if conflict(members):
-                groups.append(group(members, any(map(conflict, by_content.values()))))
-    return exact, near, two_labels, two_splits
+                found[name].append(group(members, any(map(conflict, by_content.values()))))
+    return found
 
 
 def _training_error(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
@@ -198,10 +178,3 @@ def _training_error(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _groups(codes: NDArray[np.int32]) -> list[list[int]]:
-    """Return the rows of each code that occurs more than once, ordered by their first row."""
-    order = np.argsort(codes, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
-    return sorted(group.tolist() for group in groups if group.size > 1)

@@ -77,7 +77,11 @@ def printable(path: StrPath) -> str:
 
 
 def decode_image(
-    path: StrPath, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, min_side: int = 0
+    file: StrPath | io.BufferedReader,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    box: Box | None = None,
+    min_side: int = 0,
 ) -> Image.Image:
     """Decode one image file to upright RGB.
 
@@ -86,7 +90,7 @@ def decode_image(
     A truncated file is unreadable, not half gray.
 
     Args:
-        path: The image file.
+        file: The path of an image file, or a file from `open_regular`.
         max_pixels: Files whose header claims more pixels are unreadable. Pillow's own limit,
             2 × `Image.MAX_IMAGE_PIXELS`, applies as well.
         box: Region to crop, as x0, y0, x1, y1 in pixels of the file, before its orientation is applied.
@@ -107,22 +111,9 @@ def decode_image(
     ...
     firstpage.data.decode.Unreadable: nowhere.jpg: no such file
     """
-    with open_regular(path) as file:
-        return decode_file(file, max_pixels=max_pixels, box=box, min_side=min_side)
-
-
-def decode_file(
-    file: io.BufferedReader, *, max_pixels: int = MAX_PIXELS, box: Box | None = None, min_side: int = 0
-) -> Image.Image:
-    """Decode an open image file; see `decode_image`.
-
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
-    ...     Image.new("1", (4, 2)).save(file.name)
-    ...     with open_regular(file.name) as opened:
-    ...         decode_file(opened).mode
-    'RGB'
-    """
+    if not isinstance(file, io.BufferedReader):
+        with open_regular(file) as opened:
+            return decode_image(opened, max_pixels=max_pixels, box=box, min_side=min_side)
     tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         with warnings.catch_warnings():
@@ -196,9 +187,7 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, min_side:
     if box is not None:
         if turned in UPRIGHT:
             orientation = turned
-            image = image.transpose(
-                UPRIGHT[{6: 8, 8: 6}.get(turned, turned)]
-            )  # back to the stored orientation
+            image = image.transpose(UPRIGHT[{6: 8, 8: 6}.get(turned, turned)])  # back to how it is stored
         across, down = image.width / width, image.height / height  # 1 unless decoded at a reduced size
         corner = math.floor(x0 * across), math.floor(y0 * down)
         image = image.crop((*corner, math.ceil(x1 * across), math.ceil(y1 * down)))

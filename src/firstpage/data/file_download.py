@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -57,13 +58,13 @@ def download_file(
     with ExitStack() as stack:
         with suppress(OSError):  # some file systems have no locks: the checksum then shows a collision
             stack.enter_context(exclusive(target, waiting))
-        if target.exists() and _matches(digest := file_sha256(target), sha256):
+        if target.exists() and (digest := file_sha256(target)).startswith(sha256 or ""):
             return digest
         part = target.with_name(f"{target.name}.part")
         _download(url, part, size, sha256 is not None, attempts, progress)
         digest = file_sha256(part)
         _version_file(part).unlink(missing_ok=True)
-        if not _matches(digest, sha256):
+        if not digest.startswith(sha256 or ""):
             part.unlink()
             raise UserError(
                 f"damaged download of {url}: its sha256 is {digest}, not {sha256}; removed it, try again"
@@ -84,19 +85,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _matches(digest: str, expected: str | None) -> bool:
-    return expected is None or digest.startswith(expected)
-
-
 def _download(url: str, part: Path, size: int | None, checked: bool, attempts: int, progress: bool) -> None:
     """Send requests until a partial file is complete."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
-        task = bar.add_task(part.stem, total=size)
-
-        def report(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, total=total)
-
+        report = partial(bar.update, bar.add_task(part.stem, total=size))
         failures, complete = 0, False
         while not complete:
             before = _length(part)
@@ -118,9 +111,7 @@ def _download(url: str, part: Path, size: int | None, checked: bool, attempts: i
                 time.sleep(_PAUSE)
 
 
-def _request_rest(
-    url: str, part: Path, size: int | None, checked: bool, report: Callable[[int, int | None], None]
-) -> bool:
+def _request_rest(url: str, part: Path, size: int | None, checked: bool, report: Callable[..., None]) -> bool:
     """Request what is missing of a partial file; return whether it is complete now."""
     start, version_file = _length(part), _version_file(part)
     version = version_file.read_text() if version_file.exists() else ""
@@ -155,7 +146,7 @@ def _request_rest(
             while block := response.read(1 << 18):
                 file.write(block)
                 start += len(block)
-                report(start, total)
+                report(completed=start, total=total)
     return total in (None, start)
 
 

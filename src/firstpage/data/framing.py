@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from firstpage.data.decode import Box, Unreadable, decode_file, fingerprint, open_regular
+from firstpage.data.decode import Box, Unreadable, decode_image, fingerprint, open_regular
 from firstpage.errors import UserError
 
 if TYPE_CHECKING:  # workers import this module, and start twice as fast without them
@@ -33,8 +33,8 @@ class Framing:
         boxes: Crop each image to its box. Images without a box stay as they are.
         margin: Enlarge each box on every side by this share of its width and height, up to the image's edges.
 
-    >>> Framing(64, "shorter")
-    Framing(size=64, resize='shorter', boxes=False, margin=0.0)
+    >>> Framing(64, "shorter").square(Image.new("RGB", (40, 20))).size
+    (64, 64)
     >>> Framing(0)
     Traceback (most recent call last):
     ...
@@ -87,14 +87,10 @@ class Framing:
         [(255, 255, 255), (255, 0, 0), (255, 0, 0), (255, 255, 255)]
         """
         # Decoding a JPEG at a reduced size filters coarsely: from twice the target size, `resize` refines it.
-        return self.square(decode_file(file, box=box, min_side=2 * self.size))
+        return self.square(decode_image(file, box=box, min_side=2 * self.size))
 
     def square(self, image: Image.Image) -> Image.Image:
-        """Resize a decoded RGB image to a square.
-
-        >>> Framing(2).square(Image.new("RGB", (40, 20))).size
-        (2, 2)
-        """
+        """Resize a decoded RGB image to a square."""
         width, height = image.size
         target = (self.size, self.size)
         if self.resize == "shorter":
@@ -156,15 +152,14 @@ def fingerprint_files(root: str, paths: list[str]) -> list[str]:
     >>> fingerprint_files("", ["nowhere.jpg"])
     ['']
     """
-
-    def fingerprint_path(path: str) -> str:
+    digests = []
+    for path in paths:
         try:
-            with open_regular(path) as file:
-                return fingerprint(file)
+            with open_regular(os.path.join(root, path)) as file:
+                digests.append(fingerprint(file))
         except Unreadable:
-            return ""
-
-    return [fingerprint_path(os.path.join(root, path)) for path in paths]
+            digests.append("")
+    return digests
 
 
 def file_state(path: str) -> tuple[int, int]:

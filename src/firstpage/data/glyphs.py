@@ -67,7 +67,7 @@ _FACES = [
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 ]
-_INDEX = "glyphs.json"
+INDEX = "glyphs.json"
 _VERSION = 1  # of the images: a cache of another version is drawn again
 _SIDE = 48  # of an image
 _CANVAS = 2 * _SIDE  # glyphs are drawn at twice the size, then averaged
@@ -110,17 +110,14 @@ def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int
         raise UserError(f"draw_glyphs(seed={seed}): seed must not be negative")
     settings = {"version": _VERSION, "images": images, "seed": seed}
     root = Path(folder) if folder is not None else cache_folder() / f"glyphs-{_VERSION}-{images}-{seed}"
-    if not (root / _INDEX).exists():
+    if not (root / INDEX).exists():
         _create(root, settings)
-    existing = json.loads((root / _INDEX).read_text())
+    existing = json.loads((root / INDEX).read_text())
     if existing != settings:
         raise UserError(
             f"draw_glyphs(folder={str(root)!r}): it contains {existing}, not {settings}; use another folder"
         )
-    points = [
-        (script, point) for part in (_TRAIN, _TEST) for script in part for point in _parse(part[script])
-    ]
-    scripts = [*_TRAIN, *_TEST]
+    points, scripts = _points(), [*_TRAIN, *_TEST]
     labels = np.repeat(np.arange(len(points)), images)
     groups = np.array([scripts.index(script) for script, _ in points])[labels]
     return Catalog(
@@ -137,17 +134,9 @@ def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int
     )
 
 
-def read_settings(folder: Path) -> dict[str, int]:
-    """Return the settings that a folder of glyphs was drawn with.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     catalog = draw_glyphs(Path(folder) / "glyphs", images=1, seed=5)
-    ...     read_settings(catalog.root)
-    {'images': 1, 'seed': 5}
-    """
-    settings = json.loads((folder / _INDEX).read_text())
-    return {"images": settings["images"], "seed": settings["seed"]}
+def _points() -> list[tuple[str, int]]:
+    """Return the script and the code point of each class."""
+    return [(script, point) for script, ranges in (_TRAIN | _TEST).items() for point in _parse(ranges)]
 
 
 def _parse(ranges: str) -> list[int]:
@@ -168,19 +157,18 @@ def _create(root: Path, settings: dict[str, int]) -> None:
     part = root.with_name(f".{root.name}.{uuid.uuid4().hex}.part")
     fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
     faces = [_load_face(fonts / f"{face}.ttf") for face in _FACES]
-    scripts = (_TRAIN | _TEST).items()
-    tasks = [(part / script / f"{point:04x}", point) for script, rows in scripts for point in _parse(rows)]
+    tasks = [(part / script / f"{point:04x}", point) for script, point in _points()]
     try:
         with ThreadPoolExecutor() as pool:
             draw = partial(_draw, faces=faces, images=settings["images"], seed=settings["seed"])
             list(pool.map(draw, *zip(*tasks, strict=True)))
-        (part / _INDEX).write_text(json.dumps(settings))
+        (part / INDEX).write_text(json.dumps(settings))
         part.replace(root)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, OSError) and error.filename:
             error.filename = str(root)  # users do not know the temporary folder
-        if not (isinstance(error, OSError) and (root / _INDEX).exists()):  # unless another process was faster
+        if not (isinstance(error, OSError) and (root / INDEX).exists()):  # unless another process was faster
             raise
 
 

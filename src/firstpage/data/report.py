@@ -1,6 +1,7 @@
 """The report on a dataset, its problems and its contents, as text, JSON and a figure."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ class DatasetReport:
     >>> report = check_dataset(catalog, workers=0, progress=False)
     >>> report.ok, report.unreadable
     (False, {'a.jpg': 'no such file'})
+    >>> print(report.text())
+    1 unreadable file
+      a.jpg: no such file
+    x in root: 1 image, 1 class
+      images per class: min 1, median 1, max 1; 1 class of one image
+    NOT OK: 1 unreadable file
+    >>> json.loads(report.json())["images_a_class"]
+    {'min': 1, 'median': 1.0, 'max': 1, 'of_one_image': 1}
     """
 
     name: str
@@ -98,41 +107,22 @@ class DatasetReport:
         """Whether all files are readable, no image has two labels or two splits, and training can start.
 
         Duplicates within one class and split are reported, but do no harm.
-
-        >>> from firstpage.data.check import Catalog, check_dataset
-        >>> check_dataset(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False).ok
-        True
         """
         return not (self.unreadable or self.two_labels or self.two_splits or self.unread or self.refusal)
 
     def text(self) -> str:
-        """Return a readable summary: the problems, the contents, and the verdict.
-
-        >>> from firstpage.data.check import Catalog, check_dataset
-        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-        >>> print(check_dataset(catalog, workers=0, progress=False).text())
-        1 unreadable file
-          a.jpg: no such file
-        x in root: 1 image, 1 class
-          images per class: min 1, median 1, max 1; 1 class of one image
-        NOT OK: 1 unreadable file
-        """
+        """Return a readable summary: the problems, the contents, and the verdict."""
         broken = [f"{printable(path)}: {reason}" for path, reason in self.unreadable.items()]
-        labels, splits, exact, near = (
-            list(map(str, groups))
-            for groups in (self.two_labels, self.two_splits, self.exact_duplicates, self.near_duplicates)
-        )
-        problems = [
+        unread = _count(sum(self.unread.values()), "file")
+        exact, near = self.exact_duplicates, self.near_duplicates
+        problems: list[tuple[str, Sequence[object]]] = [
             (_count(len(broken), "unreadable file"), broken),
-            (_count(len(labels), "image") + " with two labels", labels),
-            (_count(len(splits), "image") + " in two splits (leakage)", splits),
-            (
-                _count(sum(self.unread.values()), "file") + " of unsupported formats",
-                unread_notes(self.unread),
-            ),
+            (_count(len(self.two_labels), "image") + " with two labels", self.two_labels),
+            (_count(len(self.two_splits), "image") + " in two splits (leakage)", self.two_splits),
+            (unread + " of unsupported formats", unread_notes(self.unread)),
             ("training would fail", [self.refusal] if self.refusal else []),
         ]
-        notes = [
+        notes: list[tuple[str, Sequence[object]]] = [
             (_count(len(exact), "group") + " of identical files", exact),
             (_count(len(near), "group") + " of near duplicates", near),
             (_count(len(self.flat), "image") + " without contrast", [printable(path) for path in self.flat]),
@@ -142,18 +132,12 @@ class DatasetReport:
         for title, items in problems + notes:
             lines += [title, *(f"  {item}" for item in items[:EXAMPLES])] if items else []
             lines += [f"  and {len(items) - EXAMPLES:,} more"] if len(items) > EXAMPLES else []
-        lines += self._counts()
+        lines += self._contents()
         failed = ", ".join(title for title, items in problems if items)
         return "\n".join([*lines, f"NOT OK: {failed}" if failed else "OK"])
 
     def json(self) -> str:
-        """Return the full report as JSON: the attributes, with `sizes` and the classes summarized.
-
-        >>> from firstpage.data.check import Catalog, check_dataset
-        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
-        >>> json.loads(check_dataset(catalog, workers=0, progress=False).json())["images_a_class"]
-        {'min': 1, 'median': 1.0, 'max': 1, 'of_one_image': 1}
-        """
+        """Return the full report as JSON: the attributes, with `sizes` and the classes summarized."""
         content = {"ok": self.ok} | {key: value for key, value in vars(self).items() if key != "sizes"}
         content |= {
             "classes": len(self._class_sizes),
@@ -171,9 +155,9 @@ class DatasetReport:
 
         >>> import tempfile
         >>> from firstpage.data.check import Catalog, check_dataset
-        >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
+        >>> report = check_dataset(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     check_dataset(catalog, workers=0, progress=False).figure(Path(folder, "x.png"))
+        ...     report.figure(Path(folder, "x.png"))
         ...     Path(folder, "x.png").read_bytes()[:4]
         b'\x89PNG'
         """
@@ -202,7 +186,7 @@ class DatasetReport:
     def _class_sizes(self) -> NDArray[np.int64]:
         return np.array([count for count in self.histogram.values() if count], np.int64)
 
-    def _counts(self) -> list[str]:
+    def _contents(self) -> list[str]:
         classes = self._class_sizes
         total = f"{_count(self.images, 'image')}, {_count(classes.size, 'class')}"
         lines = [f"{self.name} in {printable(self.root)}: {total}"]
@@ -214,10 +198,8 @@ class DatasetReport:
             single = _count(int((classes == 1).sum()), "class")
             lines += [f"  images per class: {_spread_text(classes)}; {single} of one image"]
         if len(self.sizes):
-            lines += [
-                f"  width: {_spread_text(self.sizes[:, 0])}",
-                f"  height: {_spread_text(self.sizes[:, 1])}",
-            ]
+            for side, values in zip(("width", "height"), self.sizes.T, strict=True):
+                lines.append(f"  {side}: {_spread_text(values)}")
             lines += [f"  formats: {', '.join(f'{name} {count:,}' for name, count in self.formats.items())}"]
         return lines
 

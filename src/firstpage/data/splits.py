@@ -106,9 +106,8 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
                 f"data: {count} {'class' if count == 1 else 'classes'} cannot be split into train and test; "
                 "use at least four, or give splits train and test"
             )
-        catalog = catalog.split_classes(
-            max(2, round(0.2 * count)), seed=0
-        )  # with one test class every result is correct
+        # With one test class every result would be correct.
+        catalog = catalog.split_classes(max(2, round(0.2 * count)), seed=0)
     splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
     if "train" in splits and not len(splits["train"]):
         raise UserError(

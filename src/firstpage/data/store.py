@@ -38,6 +38,22 @@ class PixelStore:
     Args:
         path: The folder of a finished store.
 
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("L", (90, 60), 7).save(Path(folder, "a.png"))
+    ...     catalog = Catalog("toy", Path(folder), ["a.png", "b.png"], np.zeros(2, int), ["gray"], {})
+    ...     store = PixelStore.build(catalog, Path(folder, "stores"), size=1, progress=False).to("cpu")
+    >>> len(store), store.ok.tolist(), store.unreadable
+    (2, [True, False], {1: 'no such file'})
+    >>> store.batch([0, 0])
+    tensor([[[[7, 7, 7]]], [[[7, 7, 7]]]], dtype=torch.uint8)
+    >>> [len(pixels) for pixels in store.batches([[0], [0, 0]])]
+    [1, 2]
+    >>> store.batch([1])
+    Traceback (most recent call last):
+    ...
+    firstpage.errors.UserError: rows [1] are unreadable (1: no such file); select rows ...
     >>> PixelStore("nowhere")
     Traceback (most recent call last):
     ...
@@ -96,22 +112,12 @@ class PixelStore:
             UserError: A setting is wrong, the catalog is empty, or `strict` and an image is unreadable.
             OSError: The folder cannot be written or the disk is full. No incomplete store is left.
             RuntimeError: A worker died. Call again to resume.
-
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("RGB", (90, 60), "red").save(Path(folder, "a.png"))
-        ...     catalog = Catalog("toy", Path(folder), ["a.png", "b.png"], np.zeros(2, int), ["red"], {})
-        ...     store = PixelStore.build(catalog, Path(folder, "stores"), size=4, progress=False)
-        >>> len(store), store.pixels[0, 0, 0].tolist(), store.unreadable
-        (2, [255, 0, 0], {1: 'no such file'})
         """
         if not len(catalog):
             raise UserError(f"the catalog {catalog.name!r} has no images")
         stores = cache_folder() / "pixels" if folder is None else Path(folder)
-        store = cls(
-            Builder(catalog, stores, Framing(size, resize, boxes, margin), workers, progress).find_or_build()
-        )
+        framing = Framing(size, resize, boxes, margin)
+        store = cls(Builder(catalog, stores, framing, workers, progress).find_or_build())
         if strict and store.unreadable:
             named = [
                 f"{printable(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()
@@ -136,11 +142,6 @@ class PixelStore:
 
         Returns:
             The store itself.
-
-        >>> import tempfile
-        >>> catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, int), ["a"], {})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     store = PixelStore.build(catalog, folder, size=4, progress=False).to("cpu")
         """
         self._device, self._resident = torch.device(device), None
         if self.pixels.nbytes <= share * _free_bytes(self._device):
@@ -161,19 +162,6 @@ class PixelStore:
         Raises:
             IndexError: A row is outside the store, or `rows` is a mask.
             UserError: A row is unreadable. Callers select readable rows with `ok`.
-
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("L", (8, 8), 7).save(Path(folder, "a.png"))
-        ...     catalog = Catalog("toy", Path(folder), ["a.png", "b.png"], np.zeros(2, int), ["a"], {})
-        ...     store = PixelStore.build(catalog, folder, size=1, progress=False)
-        >>> store.batch([0, 0])
-        tensor([[[[7, 7, 7]]], [[[7, 7, 7]]]], dtype=torch.uint8)
-        >>> store.batch([1])
-        Traceback (most recent call last):
-        ...
-        firstpage.errors.UserError: rows [1] are unreadable (1: no such file); select rows ...
         """
         wanted = as_row_indices(rows, len(self))
         if not self.ok[wanted].all():
@@ -187,17 +175,7 @@ class PixelStore:
         return self._resident.index_select(0, index).to(target)
 
     def batches(self, plan: Iterable[Rows], device: Device | None = None) -> Iterator[torch.Tensor]:
-        """Yield one batch for each list of rows, such as those of a batch sampler.
-
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("L", (8, 8), 7).save(Path(folder, "a.png"))
-        ...     catalog = Catalog("toy", Path(folder), ["a.png"], np.zeros(1, int), ["a"], {})
-        ...     store = PixelStore.build(catalog, folder, size=2, progress=False)
-        >>> [len(pixels) for pixels in store.batches([[0], [0, 0]])]
-        [1, 2]
-        """
+        """Yield one batch for each list of rows, such as those of a batch sampler."""
         for rows in plan:
             yield self.batch(rows, device)
 

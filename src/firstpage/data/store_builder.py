@@ -81,14 +81,6 @@ class Builder:
 
         Raises:
             OSError: The store cannot be written. The message states the space it needs if the disk is full.
-
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, np.int64), ["a"], {})
-        ...     Builder(catalog, Path(file.name), Framing()).find_or_build()
-        Traceback (most recent call last):
-        ...
-        FileExistsError: [Errno 17] cannot write a pixel store to ...: File exists; choose another folder
         """
         waiting = "another process is building the same pixel store; waiting for it" if self.progress else ""
         try:
@@ -108,12 +100,8 @@ class Builder:
             raise OSError(error.errno, text) from error
 
     @cached_property
-    def _root(self) -> str:
-        return os.fspath(self.catalog.root)
-
-    @cached_property
     def _real_root(self) -> str:
-        return os.path.realpath(self._root)
+        return os.path.realpath(self.catalog.root)
 
     @cached_property
     def _crops(self) -> np.ndarray | None:
@@ -149,8 +137,8 @@ class Builder:
 
     def _current_files(self, stores: list[Path]) -> np.ndarray:
         """Return the present state of all files; only those that changed since the last build are read."""
-        paths = self.catalog.paths
-        files = np.array([(*file_state(os.path.join(self._root, path)), b"") for path in paths], FILES)
+        root, paths = os.fspath(self.catalog.root), self.catalog.paths
+        files = np.array([(*file_state(os.path.join(root, path)), b"") for path in paths], FILES)
         for store in stores:
             if _read_metadata(store).get("root") == self._real_root:
                 recorded = np.load(store / "files.npy")
@@ -159,7 +147,7 @@ class Builder:
         # Files that could not be read are tried again: a change of permissions changes neither size nor time.
         (rows,) = np.nonzero(files["fingerprint"] == b"")
         parts = np.split(rows, range(CHUNK, len(rows), CHUNK))
-        tasks = [(self._root, [paths[row] for row in part]) for part in parts]
+        tasks = [(root, [paths[row] for row in part]) for part in parts]
         many = len(parts) > 1
         with (
             Workers(self.workers if many else 0) as workers,
@@ -209,8 +197,8 @@ class Builder:
 
     def _task(self, target: Path, offset: int, first: int, end: int) -> Task:
         crops = None if self._crops is None else self._crops[first:end].tolist()
-        paths = self.catalog.paths[first:end]
-        return self.framing, self._root, paths, crops, str(target), offset + first * self._row_bytes, True
+        root, paths = os.fspath(self.catalog.root), self.catalog.paths[first:end]
+        return self.framing, root, paths, crops, str(target), offset + first * self._row_bytes, True
 
     def _build(self) -> Path:
         catalog, framing, target = self.catalog, self.framing, self._building / "pixels.npy"
@@ -239,26 +227,21 @@ class Builder:
         chunks: dict[int, list[FileRecord]] = {}
         journal = self._building / "journal"
         complete = journal.exists() and (self._building / "pixels.npy").exists()
+        lines = journal.read_bytes().splitlines() if complete else []
         with suppress(ValueError):  # the last line may be half-written
-            for first, records, *origin in map(
-                json.loads, journal.read_bytes().splitlines() if complete else []
-            ):
+            for first, records, *origin in map(json.loads, lines):
                 paths = self.catalog.paths[first : first + CHUNK]
-                states = [file_state(os.path.join(self._root, path)) for path in paths]
+                states = [file_state(os.path.join(self.catalog.root, path)) for path in paths]
                 unchanged = states == [(size, mtime) for size, mtime, *_ in records]
                 retry = any(reason == NO_MEMORY for *_, reason in records)
-                if origin == self._origin and unchanged and not retry:
+                if origin == [self._real_root, PIL.__version__] and unchanged and not retry:
                     chunks[first] = records
         # Before any pixels are overwritten: the journal must never promise more than they hold.
         journal.write_bytes(b"".join(self._journal_line(*chunk) for chunk in chunks.items()))
         return chunks
 
-    @property
-    def _origin(self) -> list[str]:
-        return [self._real_root, PIL.__version__]
-
     def _journal_line(self, first: int, records: list[FileRecord]) -> bytes:
-        return json.dumps([first, records, *self._origin]).encode() + b"\n"
+        return json.dumps([first, records, self._real_root, PIL.__version__]).encode() + b"\n"
 
     def _publish(self, records: list[FileRecord]) -> Path:
         """Complete the folder of a build and rename it into place."""
@@ -274,9 +257,8 @@ class Builder:
         durable.write(self._building / "files.npy", lambda file: np.save(file, files))
         durable.write(self._building / "store.json", json.dumps(about, indent=1).encode())
         name = re.sub(r"[^\w.-]+", "_", self.catalog.name)[:64]
-        store = self.folder / "-".join(
-            [name, str(self.framing.size), self.framing.resize, self._plan, self._content_digest(files)]
-        )
+        parts = name, str(self.framing.size), self.framing.resize, self._plan, self._content_digest(files)
+        store = self.folder / "-".join(parts)
         try:
             os.rename(self._building, store)
         except OSError as error:

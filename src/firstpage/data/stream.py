@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from firstpage.data.workers import Workers
 _Pending = tuple[np.ndarray, Path, list[Future[list[FileRecord]]]]
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Batches of a catalog, decoded on the fly in worker processes.
 
     Nothing is stored: each epoch decodes all images again. Use `PixelStore` if it fits the disk. Close a
@@ -40,9 +41,9 @@ class Stream:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     Image.new("RGB", (90, 60), "red").save(Path(folder, "a.png"))
     ...     catalog = Catalog("toy", Path(folder), ["a.png"], np.zeros(1, int), ["red"], {})
-    ...     with Stream(catalog, size=4, workers=0) as stream:
-    ...         stream.batch([0, 0]).shape
-    torch.Size([2, 4, 4, 3])
+    ...     with Stream(catalog, size=4, workers=0).to("cpu") as stream:
+    ...         stream.batch([0, 0]).shape, [len(pixels) for pixels in stream.batches([[0], [0, 0]])]
+    (torch.Size([2, 4, 4, 3]), [1, 2])
     """
 
     def __init__(
@@ -68,13 +69,7 @@ class Stream:
         return len(self.catalog)
 
     def to(self, device: Device) -> Self:
-        """Send batches to `device` from now on.
-
-        >>> catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, int), ["red"], {})
-        >>> with Stream(catalog, workers=0).to("cpu") as stream:
-        ...     len(stream)
-        1
-        """
+        """Send batches to `device` from now on."""
         self._device = torch.device(device)
         return self
 
@@ -84,30 +79,13 @@ class Stream:
         Raises:
             IndexError: A row is outside the catalog.
             Unreadable: An image cannot be decoded. `firstpage data check` finds such images beforehand.
-
-        >>> catalog = Catalog("toy", Path(), ["a.png"], np.zeros(1, int), ["red"], {})
-        >>> with Stream(catalog, workers=0) as stream:
-        ...     stream.batch([0])
-        Traceback (most recent call last):
-        ...
-        firstpage.data.decode.Unreadable: a.png: no such file
         """
         return next(self.batches([rows], device))
 
     def batches(
         self, plan: Iterable[Rows], device: Device | None = None, *, ahead: int = 2
     ) -> Iterator[torch.Tensor]:
-        """Yield one batch for each list of rows, decoding up to `ahead` batches in advance.
-
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("L", (8, 8), 7).save(Path(folder, "a.png"))
-        ...     catalog = Catalog("toy", Path(folder), ["a.png"], np.zeros(1, int), ["a"], {})
-        ...     with Stream(catalog, size=2, workers=0) as stream:
-        ...         [len(pixels) for pixels in stream.batches([[0], [0, 0]])]
-        [1, 2]
-        """
+        """Yield one batch for each list of rows, decoding up to `ahead` batches in advance."""
         target = self._device if device is None else torch.device(device)
         pending: deque[_Pending] = deque()
         try:
@@ -124,15 +102,9 @@ class Stream:
                 path.unlink(missing_ok=True)  # even if a worker is still writing to it
 
     def close(self) -> None:
-        """Stop the workers.
-
-        >>> Stream(Catalog("toy", Path(), [], np.zeros(0, int), [], {}), workers=0).close()
-        """
+        """Stop the workers."""
         self._workers.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -141,14 +113,14 @@ class Stream:
         path = Path(self._folder.name, str(next(self._names)))
         path.touch()
         count = max(1, -(-len(rows) // max(1, self._workers.count)))  # rows per worker
-        starts = range(0, len(rows), count)
-        return rows, path, [self._submit(rows[start : start + count], path, start) for start in starts]
-
-    def _submit(self, rows: np.ndarray, path: Path, start: int) -> "Future[list[FileRecord]]":
-        root, paths = os.fspath(self.catalog.root), [self.catalog.paths[row] for row in rows]
-        crops = None if self._crops is None else self._crops[rows].tolist()
-        offset = start * self.framing.size**2 * 3
-        return self._workers.submit(decode_rows, self.framing, root, paths, crops, str(path), offset, False)
+        futures = []
+        for start in range(0, len(rows), count):
+            part = rows[start : start + count]
+            root, paths = os.fspath(self.catalog.root), [self.catalog.paths[row] for row in part]
+            crops = None if self._crops is None else self._crops[part].tolist()
+            task = self.framing, root, paths, crops, str(path), start * self.framing.size**2 * 3, False
+            futures.append(self._workers.submit(decode_rows, *task))
+        return rows, path, futures
 
     def _collect(
         self, rows: np.ndarray, path: Path, futures: list[Future[list[FileRecord]]], device: torch.device

@@ -11,9 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar, cast
 
 from firstpage.errors import UserError
 
@@ -31,7 +32,7 @@ serve()
 """
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """A pool of worker processes, each a fresh interpreter that runs one function call at a time.
 
     Functions and arguments must be picklable, and functions defined in a module, not in a script. If a worker
@@ -44,8 +45,8 @@ class Workers:
         UserError: `count` is negative.
 
     >>> with Workers(0) as workers:
-    ...     sorted(workers.map(divmod, [(7, 2), (9, 4)]))
-    [(0, (3, 1)), (1, (2, 1))]
+    ...     workers.submit(max, 3, 5).result(), sorted(workers.map(divmod, [(7, 2), (9, 4)]))
+    (5, [(0, (3, 1)), (1, (2, 1))])
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -60,12 +61,7 @@ class Workers:
         self._threads = ThreadPoolExecutor(self.count) if self.count else None
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":  # noqa: ANN401
-        """Schedule one call and return the future of its result.
-
-        >>> with Workers(0) as workers:
-        ...     workers.submit(max, 3, 5).result()
-        5
-        """
+        """Schedule one call and return the future of its result."""
         if self._threads is not None:
             return self._threads.submit(self._call, function, arguments)
         future: Future[T] = Future()
@@ -76,12 +72,7 @@ class Workers:
         return future
 
     def map(self, function: Callable[..., T], tasks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
-        """Call the function with each task's arguments; yield `(task index, result)` as calls finish.
-
-        >>> with Workers(0) as workers:
-        ...     dict(workers.map(max, [(3, 5), (8, 2)]))
-        {0: 5, 1: 8}
-        """
+        """Call the function with each task's arguments; yield `(task index, result)` as calls finish."""
         if self._threads is None:
             yield from ((index, function(*task)) for index, task in enumerate(tasks))
             return
@@ -90,10 +81,7 @@ class Workers:
             yield index_of.pop(future), future.result()
 
     def close(self) -> None:
-        """Stop the workers, even in the middle of a call.
-
-        >>> Workers(0).close()
-        """
+        """Stop the workers, even in the middle of a call."""
         for process in self._processes:
             process.kill()
         if self._threads is not None:
@@ -101,9 +89,6 @@ class Workers:
         for process in self._processes:
             process.communicate()
         self._processes = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -125,8 +110,7 @@ class Workers:
             self._idle.put(process)
         if not done:
             raise value
-        result: T = value
-        return result
+        return cast("T", value)
 
 
 def usable_cores() -> int:

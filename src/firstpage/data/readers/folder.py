@@ -9,6 +9,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import (
+    LISTED_SUFFIXES,
     SPLITS,
     UNREAD_SUFFIXES,
     is_image,
@@ -88,7 +89,10 @@ def read_class_folders(
         zeros = np.zeros(len(outside), np.int64)
         return Catalog(name, root, outside, zeros, [root.resolve().name], {}, unread=unread)
     if not paths:
-        problem = _explain_empty(root.name, len(outside), unread)
+        expected = f"{root.name}/<class>/<image>.jpg"
+        problem = f"no images; {'; '.join(unread_notes(unread)) or f'expected {expected}'}"
+        if outside:
+            problem = f"{len(outside):,} images are outside class folders; move them to {expected}"
         raise FileNotFoundError(f"read({str(root)!r}, kind={name!r}): {problem}")
     return Catalog(
         name,
@@ -105,21 +109,8 @@ def read_class_folders(
 def _list_loose_files(folder: Path) -> list[str]:
     """Return the sorted names of the files in a folder itself that look like images."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    return [
-        name
-        for name in names
-        if name[0] != "."
-        and (is_image(name) or suffix(name) in UNREAD_SUFFIXES)
-        and not (folder / name).is_dir()
-    ]
-
-
-def _explain_empty(root: str, outside: int, unread: Mapping[str, int]) -> str:
-    """Return why there are no images in class folders, and what to do."""
-    expected = f"{root}/<class>/<image>.jpg"
-    if outside:
-        return f"{outside:,} images are outside class folders; move them to {expected}"
-    return f"no images; {'; '.join(unread_notes(unread)) or f'expected {expected}'}"
+    images = [name for name in names if suffix(name) in LISTED_SUFFIXES]
+    return [name for name in images if name[0] != "." and not (folder / name).is_dir()]
 
 
 def _find_strays(root: Path, loose: Mapping[str, list[str]]) -> list[str]:

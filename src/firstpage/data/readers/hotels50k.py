@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import MARKERS, encode_names, list_images, read_csv_rows, require_root
+from firstpage.data.readers.layout import (
+    MARKERS,
+    encode_names,
+    is_image,
+    list_image_files,
+    read_csv_rows,
+    require_root,
+)
 from firstpage.errors import UserError
 
 
@@ -46,11 +53,9 @@ def read_hotels50k(path: Path) -> Catalog:
     paths: list[str] = []
     hotels: list[str] = []
     counts = []
-    for file, folder in (
-        (tables / "train_set.csv", "images/train"),
-        (tables / "test_set.csv", "images/test/unoccluded"),
-    ):
-        images = list_images(root, folder) if (root / folder).is_dir() else []
+    for name, folder in (("train_set.csv", "images/train"), ("test_set.csv", "images/test/unoccluded")):
+        file = tables / name
+        images = filter(is_image, list_image_files(root, folder) if (root / folder).is_dir() else [])
         file_of = {image.rpartition("/")[2].partition(".")[0]: image for image in images}
         for line, row in islice(read_csv_rows(file), 1, None):
             if len(row) < 4:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import encode_names, read_columns, require_root
+from firstpage.data.readers.layout import MARKERS, encode_names, read_columns, require_root
 from firstpage.errors import UserError
 
 SPLITS = ("train", "query", "gallery")
@@ -35,9 +35,7 @@ def read_inshop(path: Path) -> Catalog:
     (['id_1'], {'train': [], 'query': [0], 'gallery': [1]})
     """
     root = require_root(path, "inshop")
-    file = root / "Eval/list_eval_partition.txt"
-    if not file.exists():
-        file = root / "list_eval_partition.txt"
+    file = next(root / marker for marker in MARKERS["inshop"] if (root / marker).exists())
     names, items, statuses = read_columns(file, 3, header=2, spaces="first")
     for name, status in zip(names, statuses, strict=True):
         if status not in SPLITS:
@@ -46,7 +44,8 @@ def read_inshop(path: Path) -> Catalog:
             )
     labels, classes = encode_names(items)
     status_of = np.array(statuses)
-    prefix = _prefix(root)
+    # The folder of the images depends on where img.zip was extracted.
+    prefix = next((name for name in ("Img/img/", "img/", "Img/") if (root / name).is_dir()), "img/")
     return Catalog(
         "inshop",
         root,
@@ -55,8 +54,3 @@ def read_inshop(path: Path) -> Catalog:
         classes,
         {split: np.flatnonzero(status_of == split) for split in SPLITS},
     )
-
-
-def _prefix(root: Path) -> str:
-    """Return the folder of the images, which depends on where img.zip was extracted."""
-    return next((folder for folder in ("Img/img/", "img/", "Img/") if (root / folder).is_dir()), "img/")

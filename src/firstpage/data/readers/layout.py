@@ -38,6 +38,8 @@ UNREAD_SUFFIXES = frozenset(
     ".heic .heif .svg .psd .jxl .jp2 .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
 )
 
+LISTED_SUFFIXES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
+
 SPLITS = ("train", "val", "test", "query", "gallery")
 
 # The parent of a dataset contains few folders; if there are more, they are classes and not searched.
@@ -57,12 +59,8 @@ def find_root(path: Path, kind: str) -> Path | None:
     """
     below = list_folders(path)
     # Reading only one of several split folders would lose the others.
-    inner = (
-        [path / name for name in below if normalize_split(name) not in SPLITS]
-        if len(below) <= MAX_SEARCHED
-        else []
-    )
-    for folder in [path, *inner]:
+    inner = (path / name for name in below if normalize_split(name) not in SPLITS)
+    for folder in [path, *inner] if len(below) <= MAX_SEARCHED else [path]:
         if any((folder / marker).exists() for marker in MARKERS[kind]):
             return folder
     return None
@@ -104,32 +102,19 @@ def list_folders(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry.path))
 
 
-def list_images(root: Path, folder: str) -> list[str]:
-    """Return the sorted paths, relative to `root`, of all images in a folder and its subfolders.
+def list_image_files(root: Path, folder: str) -> list[str]:
+    """Return the sorted paths, relative to `root`, of all image files in a folder and its subfolders.
 
-    Links to folders are not followed, as a link to a parent would never end. A folder named like an image is
-    listed, not entered: the pixel store will report it.
+    Files of unsupported formats are included. Links to folders are not followed, as a link to a parent would
+    never end. A folder named like an image is listed, not entered: the pixel store will report it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
     ...     Path(root, "wren", "nest").mkdir(parents=True)
-    ...     for name in ("b.JPG", "nest/a.png", "notes.txt"):
+    ...     for name in ("b.HEIC", "nest/a.png", "notes.txt"):
     ...         Path(root, "wren", name).touch()
-    ...     list_images(Path(root), "wren")
-    ['wren/b.JPG', 'wren/nest/a.png']
-    """
-    return [name for name in list_image_files(root, folder) if is_image(name)]
-
-
-def list_image_files(root: Path, folder: str) -> list[str]:
-    """List images like `list_images`, and also image files of unsupported formats.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for name in ("a.png", "b.HEIC", "notes.txt"):
-    ...         Path(root, name).touch()
-    ...     list_image_files(Path(root), "")
-    ['a.png', 'b.HEIC']
+    ...     list_image_files(Path(root), "wren")
+    ['wren/b.HEIC', 'wren/nest/a.png']
     """
     files: list[str] = []
     pending = [folder]
@@ -140,11 +125,10 @@ def list_image_files(root: Path, folder: str) -> list[str]:
                 name = f"{current}/{entry.name}" if current else entry.name
                 if entry.name.startswith("."):
                     continue
-                if is_image(entry.name):
-                    files.append(name)
-                elif entry.is_dir(follow_symlinks=False):
+                ending = suffix(entry.name)
+                if ending not in IMAGE_SUFFIXES and entry.is_dir(follow_symlinks=False):
                     pending.append(name)
-                elif suffix(name) in UNREAD_SUFFIXES:
+                elif ending in LISTED_SUFFIXES:
                     files.append(name)
     return sorted(files)
 

@@ -27,7 +27,7 @@ def find_problems(catalog: Catalog) -> list[str]:
     x: 1 of 2 classes have no image, the first is 'auk'
     """
     problems = unread_notes(catalog.unread)
-    missing = find_missing_rows(catalog.root, catalog.paths)
+    missing = _find_missing_rows(catalog.root, catalog.paths)
     if missing:
         problems.append(
             f"{len(missing):,} of {len(catalog):,} images are missing, the first is "
@@ -58,15 +58,8 @@ def unread_notes(counts: Mapping[str, int]) -> list[str]:
     ]
 
 
-def find_missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
-    """Return the rows whose files are missing, by listing each folder once instead of testing each file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     Path(root, "1.jpg").touch()
-    ...     find_missing_rows(Path(root), ["1.jpg", "2.jpg", "wren/1.jpg"])
-    [1, 2]
-    """
+def _find_missing_rows(root: Path, paths: Sequence[str]) -> list[int]:
+    """Return the rows whose files are missing, by listing each folder once instead of testing each file."""
     rows_in: defaultdict[str, list[int]] = defaultdict(list)
     for row, path in enumerate(paths):
         rows_in[path[: path.rfind("/") + 1]].append(row)

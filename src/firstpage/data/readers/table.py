@@ -16,7 +16,6 @@ from firstpage.data.readers.layout import encode_names, normalize_split, read_cs
 from firstpage.errors import UserError
 
 CORNERS = ("x0", "y0", "x1", "y1")
-EMPTY = (None, "")
 
 
 def read_csv(path: Path, *, root: str | Path | None = None) -> Catalog:
@@ -149,7 +148,7 @@ def _parse_box(cell: object) -> tuple[float, float, float, float]:
     """Parse a box from four cells, a list, or text such as "0 0 20 10" or "[0, 0, 20, 10]"."""
     cells: Any = re.split(r"[\s,]+", cell.strip(" \t[]()")) if isinstance(cell, str) else cell
     try:
-        if cells is None or all(value in EMPTY for value in cells):
+        if cells is None or all(value in (None, "") for value in cells):
             return nan, nan, nan, nan
         x0, y0, x1, y1 = map(float, cells)
     except (TypeError, ValueError):
