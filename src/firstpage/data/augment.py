@@ -4,7 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -93,15 +93,19 @@ class Augment:
         size: int = 227,
         crop: Literal["random", "resized"] = "random",
         *,
+        scale: tuple[float, float] = (0.16, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
-        **settings: Any,  # noqa: ANN401
+        jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
     ) -> Self:
-        """Return the augmentation of training: random crops and flips, and any other `settings`.
+        """Return the augmentation of training: random crops and flips.
 
         >>> Augment.train(size=224, jitter=(0.2, 0.2, 0.2, 0.0)).flip
         0.5
         """
-        return cls(size, crop, flip=flip, **settings)
+        return cls(size, crop, scale, ratio, flip, jitter, mean, std)
 
     @classmethod
     def test(
