@@ -1,7 +1,5 @@
 """The exception for mistakes that the user can correct."""
 
-from __future__ import annotations
-
 
 class UserError(ValueError):
     """Wrong input: an argument, a setting, a file or data that the user can correct.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from firstpage.errors import UserError
 
-__all__ = ["Pairs", "check_range", "full_precision", "unit"]
-
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not touch the arithmetic on `tensor`'s device.

@@ -1,7 +1,5 @@
 """Angular loss."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -12,8 +10,6 @@ from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_logsumexp, masked_mean
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
 from firstpage.pairs import Pairs, full_precision
-
-__all__ = ["Angular", "angular"]
 
 
 def angular(pairs: Pairs, mined: Mined, degrees: float = 45.0) -> Tensor:

@@ -1,7 +1,5 @@
 """What all losses share: how they are called, how they reduce, and the masked sums they are made of."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Literal
 
@@ -11,8 +9,6 @@ from torch import Generator, Tensor, nn
 from firstpage.errors import UserError
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, product
 from firstpage.pairs import Pairs, full_precision
-
-__all__ = ["Loss", "MinedLoss", "Reduction", "masked_logsumexp", "masked_mean", "masked_sum"]
 
 Reduction = Literal["mean", "sum", "none"]
 

@@ -1,15 +1,11 @@
 """Binomial deviance loss."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.pairs import Pairs
-
-__all__ = ["BinomialDeviance", "binomial_deviance"]
 
 
 def binomial_deviance(pairs: Pairs, alpha: float = 2.0, beta: float = 0.5, cost: float = 25.0) -> Tensor:

@@ -1,7 +1,5 @@
 """A weighted sum of losses over one set of pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +8,6 @@ from torch import Tensor, nn
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs
-
-__all__ = ["Combined"]
 
 
 class Combined(Loss):

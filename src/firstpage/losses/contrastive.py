@@ -1,15 +1,11 @@
 """Contrastive loss."""
 
-from __future__ import annotations
-
 from torch import Generator, Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
 from firstpage.pairs import Pairs
-
-__all__ = ["Contrastive", "contrastive"]
 
 
 def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0) -> Tensor:

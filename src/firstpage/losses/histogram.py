@@ -1,14 +1,10 @@
 """Histogram loss."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs
-
-__all__ = ["Histogram", "histogram"]
 
 
 def histogram(pairs: Pairs, bins: int = 101) -> Tensor:

@@ -1,15 +1,11 @@
 """Lifted structure loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
 from firstpage.pairs import Pairs
-
-__all__ = ["LiftedStructure", "lifted_structure"]
 
 
 def lifted_structure(pairs: Pairs, alpha: float = 1.0) -> Tensor:

@@ -1,7 +1,5 @@
 """Margin loss (Sampling Matters)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Generator, Tensor, nn
 
@@ -9,8 +7,6 @@ from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
 from firstpage.pairs import Pairs, check_range
-
-__all__ = ["Margin", "margin"]
 
 
 def margin(pairs: Pairs, mined: Mined, beta: Tensor, alpha: float = 0.2, nu: float = 0.0) -> Tensor:

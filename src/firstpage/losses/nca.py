@@ -1,7 +1,5 @@
 """The easy positive family: NCA over mined positives and negatives (Easy Positive)."""
 
-from __future__ import annotations
-
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
@@ -9,8 +7,6 @@ from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_logsumexp, masked_mean
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
 from firstpage.pairs import Pairs
-
-__all__ = ["NCA", "nca"]
 
 
 def nca(pairs: Pairs, mined: Mined, temperature: float = 0.1) -> Tensor:

@@ -1,7 +1,5 @@
 """N-pair-mc loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,8 +7,6 @@ from torch.nn import functional as F
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp
 from firstpage.pairs import Pairs, full_precision
-
-__all__ = ["NPair", "npair"]
 
 
 def npair(pairs: Pairs, l2: float = 0.02) -> Tensor:

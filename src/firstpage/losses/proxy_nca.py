@@ -1,15 +1,11 @@
 """Proxy-NCA loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
 from firstpage.pairs import Pairs, check_range
-
-__all__ = ["ProxyNCA", "proxy_nca"]
 
 
 def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:

@@ -1,15 +1,11 @@
 """Ranked list loss (Ranked List)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_mean, masked_sum
 from firstpage.mining import nontrivial
 from firstpage.pairs import Pairs
-
-__all__ = ["RankedList", "ranked_list"]
 
 
 def ranked_list(pairs: Pairs, alpha: float = 1.2, margin: float = 0.4, temperature: float = 10.0) -> Tensor:

@@ -1,7 +1,5 @@
 """Losses by name, with the settings of the papers' tables."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import cast
@@ -28,8 +26,6 @@ from firstpage.losses.spectral_clustering import SpectralClustering
 from firstpage.losses.structured_clustering import StructuredClustering
 from firstpage.losses.topk_precision import TopKPrecision
 from firstpage.losses.triplet import Triplet
-
-__all__ = ["create", "names", "required_arguments"]
 
 
 def _npair_angular(

@@ -1,15 +1,11 @@
 """Deep spectral clustering loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs, full_precision, unit
-
-__all__ = ["SpectralClustering", "spectral_clustering"]
 
 
 def spectral_clustering(pairs: Pairs, ridge: float = 1e-3) -> Tensor:

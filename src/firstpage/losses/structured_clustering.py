@@ -1,15 +1,11 @@
 """Structured clustering loss by facility location (Struct Clust)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs
-
-__all__ = ["StructuredClustering", "structured_clustering"]
 
 
 def structured_clustering(pairs: Pairs, gamma: float = 1.0, refinements: int = 2) -> Tensor:

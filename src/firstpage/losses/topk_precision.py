@@ -1,7 +1,5 @@
 """Top-k precision loss (Sampling Wisely)."""
 
-from __future__ import annotations
-
 from typing import SupportsIndex
 
 import torch
@@ -11,8 +9,6 @@ from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.mining import boundary
 from firstpage.pairs import Pairs, unit
-
-__all__ = ["TopKPrecision", "topk_precision"]
 
 
 def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:

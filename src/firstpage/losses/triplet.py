@@ -1,7 +1,5 @@
 """Triplet losses, in three forms and over any mining."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -11,8 +9,6 @@ from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_mean, masked_sum
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy
 from firstpage.pairs import Pairs
-
-__all__ = ["Triplet", "triplet"]
 
 Form = Literal["cosine", "l2", "l2_squared"]
 _MARGINS: dict[str, float] = {"cosine": 0.1, "l2": 0.2, "l2_squared": 0.2}

@@ -1,7 +1,5 @@
 """The misplaced images beside the top-k boundary (Sampling Wisely, §3.3)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -10,8 +8,6 @@ from torch import Generator
 from firstpage.errors import UserError
 from firstpage.mining.mined import Mined, Strategy
 from firstpage.pairs import Pairs
-
-__all__ = ["boundary"]
 
 
 def boundary(k: int = 5, margin: float = 0.1) -> Strategy:

@@ -1,15 +1,11 @@
 """What a mining strategy returns: for each query, the positives and negatives to look at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
 from firstpage.pairs import Pairs
-
-__all__ = ["Mined", "Strategy"]
 
 
 @dataclass(frozen=True, eq=False)

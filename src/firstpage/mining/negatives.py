@@ -9,8 +9,6 @@
 | distance_weighted | one per positive, as likely as its distance is rare        | Sampling Matters §4    |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -19,8 +17,6 @@ from torch import Generator, Tensor
 
 from firstpage.errors import UserError
 from firstpage.pairs import Pairs
-
-__all__ = ["NEGATIVES", "NegativeStrategy", "distance_weighted", "for_pairs", "log_density", "semihard"]
 
 NegativeStrategy = Callable[
     [Pairs, Tensor | None, Tensor, Generator | None], tuple[Tensor | None, Tensor, bool]

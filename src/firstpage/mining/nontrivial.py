@@ -1,7 +1,5 @@
 """The non-trivial sets of the ranked list loss (Ranked List, §3.2)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Generator
@@ -9,8 +7,6 @@ from torch import Generator
 from firstpage.errors import UserError
 from firstpage.mining.mined import Mined, Strategy
 from firstpage.pairs import Pairs
-
-__all__ = ["nontrivial"]
 
 
 def nontrivial(alpha: float = 1.2, margin: float = 0.4) -> Strategy:

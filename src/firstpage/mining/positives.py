@@ -8,16 +8,12 @@
 | random | one, all equally likely      | FaceNet-style triplets                            |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
 
 from firstpage.pairs import Pairs
-
-__all__ = ["POSITIVES", "PositiveStrategy"]
 
 PositiveStrategy = Callable[[Pairs, Generator | None], tuple[Tensor | None, Tensor]]
 """Returns the index [Q, M] of the chosen candidates (None: column j is candidate j) and its mask [Q, M]."""

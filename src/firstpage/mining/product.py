@@ -1,7 +1,5 @@
 """Mining as a product: a positive strategy times a negative strategy."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import TypeVar
 
@@ -12,8 +10,6 @@ from firstpage.mining.mined import Mined, Strategy
 from firstpage.mining.negatives import NEGATIVES, NegativeStrategy
 from firstpage.mining.positives import POSITIVES, PositiveStrategy
 from firstpage.pairs import Pairs
-
-__all__ = ["mine", "product"]
 
 T = TypeVar("T")
 
