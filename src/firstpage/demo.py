@@ -9,7 +9,6 @@ from PIL import Image, ImageDraw
 
 from firstpage import recipes
 from firstpage.data import read
-from firstpage.data.catalog import Catalog
 from firstpage.figures import draw_retrieved_lists
 from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
@@ -42,28 +41,23 @@ def run_demo(
     torch.manual_seed(chosen.train.seed)  # the weights that `fit` started from
     untrained = Embedder(chosen.model).embed(run.pixels, rows=test.rows.queries, progress=False)
     queries = np.random.default_rng(1).choice(len(untrained), 8, replace=False).tolist()
+    paths = [catalog.path(int(row)) for row in test.rows.queries]
     sheets = [
         draw_retrieved_lists(
-            vectors,
-            test.labels.cpu(),
-            lambda query: np.asarray(Image.open(catalog.path(int(test.rows.queries[query])))),
-            queries,
+            vectors, test.labels.cpu(), lambda query: np.asarray(Image.open(paths[query])), queries
         )
         for vectors in (untrained, test.queries.cpu())
     ]
     path = Path(folder, "first-page.png")
     _side_by_side(sheets, ["untrained", "trained"]).save(path)
     page = write_page({test.name: evaluate_test(test)}, Path(folder, "report.html"))
-    return (
-        f"\nSearching {len(untrained):,} images of scripts not in training ({_scripts(catalog)}):\n\n"
-        f"{result.text()}\nfirst results of {len(queries)} queries: {path}\nreport: {page}"
-    )
-
-
-def _scripts(catalog: Catalog) -> str:
     assert catalog.groups is not None
     groups = sorted({*catalog.groups[catalog.splits["test"]].tolist()})
-    return ", ".join(catalog.group_names[group] for group in groups)
+    scripts = ", ".join(catalog.group_names[group] for group in groups)
+    return (
+        f"\nSearching {len(untrained):,} images of scripts not in training ({scripts}):\n\n"
+        f"{result.text()}\nfirst results of {len(queries)} queries: {path}\nreport: {page}"
+    )
 
 
 def _side_by_side(sheets: list[Image.Image], titles: list[str]) -> Image.Image:

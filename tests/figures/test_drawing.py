@@ -14,6 +14,7 @@ from firstpage import figures
 from firstpage.data import read
 from firstpage.data.splits import split_catalog
 from firstpage.evaluation import evaluate
+from firstpage.figures import drawing
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
 from firstpage.runs.folder import fingerprint
@@ -93,17 +94,15 @@ def test_the_same_figure_is_the_same_file(name, suffix, run, dataset, tmp_path, 
 
 
 def test_curves_of_a_file_are_those_of_its_test_images(dataset, monkeypatch, tmp_path):
-    from firstpage.figures import retrieval_curves
-
     catalog, path = dataset
     seen = {}
     monkeypatch.setattr(
-        retrieval_curves,
+        drawing,
         "plot_precision_recall",
         lambda curves, style: seen.update(pr=curves) or style.panels()[0],
     )
     monkeypatch.setattr(
-        retrieval_curves, "plot_roc", lambda curves, style: seen.update(roc=curves) or style.panels()[0]
+        drawing, "plot_roc", lambda curves, style: seen.update(roc=curves) or style.panels()[0]
     )
     for name in ("precision-recall", "roc"):
         figures.draw(name, [path], tmp_path / "x.svg", data=str(catalog.root))
@@ -137,12 +136,10 @@ def query_gallery(tmp_path):
 
 
 def test_queries_search_their_gallery_where_the_dataset_has_one(query_gallery, tmp_path, monkeypatch):
-    from firstpage.figures import nearest_classes, retrieval_curves
-
     catalog, searched = query_gallery
     seen = {}
-    for module, name in ((retrieval_curves, "plot_roc"), (nearest_classes, "plot_nearest_classes")):
-        monkeypatch.setattr(module, name, lambda drawn, style: seen.update(drawn) or style.panels()[0])
+    for name in ("plot_roc", "plot_nearest_classes"):
+        monkeypatch.setattr(drawing, name, lambda drawn, style: seen.update(drawn) or style.panels()[0])
     expected = evaluate(*searched)
     figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(catalog.root))
     assert seen["x"][1].equal(expected.roc_curve[1])

@@ -10,6 +10,7 @@ import torch
 
 from firstpage import figures
 from firstpage.data import Catalog, PixelStore, VerificationPairs, read
+from firstpage.figures import drawing
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
 from firstpage.report import embed_test, evaluate_test, render_page, write_report
@@ -37,12 +38,8 @@ def test_a_run_finds_its_data_and_repeats_its_figures(runs):
 
 def roc_of_figure(sources, folder, monkeypatch, **settings):
     """The ROC curve that `figures.draw` plots."""
-    from firstpage.figures import retrieval_curves
-
     drawn = {}
-    monkeypatch.setattr(
-        retrieval_curves, "plot_roc", lambda curves, style: drawn.update(curves) or style.panels()[0]
-    )
+    monkeypatch.setattr(drawing, "plot_roc", lambda curves, style: drawn.update(curves) or style.panels()[0])
     figures.draw("roc", sources, folder / "roc.svg", **settings)
     return drawn
 

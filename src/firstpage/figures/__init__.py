@@ -71,24 +71,3 @@ __all__ = [
     "spread_thumbnails",
     "triplets_per_step",
 ]
-
-_MODULES = {
-    "drawing": ["draw", "names"],
-    "embedding_map": ["map_positions", "plot_embedding_map", "spread_thumbnails"],
-    "embeddings": ["EmbeddedImages", "read_embeddings"],
-    "gradient_variance": ["direction_variance", "plot_gradient_variance"],
-    "loss_shapes": ["loss_shape", "paper_losses", "plot_loss_shapes"],
-    "nearest_classes": ["nearest_by_class", "plot_nearest_classes"],
-    "retrieval_curves": ["plot_precision_recall", "plot_roc"],
-    "retrieved_lists": ["draw_retrieved_lists"],
-    "run_metrics": ["by_group_size", "plot_group_size", "plot_training_curves", "triplets_per_step"],
-    "sampled_negatives": ["plot_sampled_negatives", "sampled_distances", "simulate_classes"],
-    "similarity_histograms": [
-        "nearest_train",
-        "plot_class_similarity",
-        "plot_train_similarity",
-        "same_class_similarity",
-    ],
-    "sphere_density": ["distance_density", "plot_sphere_density"],
-    "style": ["Style", "make_style", "save"],
-}

@@ -4,37 +4,40 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from torch import Tensor
 
 from firstpage import durable
 from firstpage._spelling import suggest
 from firstpage.data import read
 from firstpage.errors import UserError
-from firstpage.evaluation import Retrieval, evaluate
+from firstpage.evaluation import evaluate
 from firstpage.figures.embedding_map import map_positions, plot_embedding_map
 from firstpage.figures.embeddings import EmbeddedImages, read_embeddings
+from firstpage.figures.gradient_variance import plot_gradient_variance
+from firstpage.figures.loss_shapes import plot_loss_shapes
 from firstpage.figures.nearest_classes import nearest_by_class, plot_nearest_classes
 from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
 from firstpage.figures.retrieved_lists import draw_retrieved_lists
 from firstpage.figures.run_metrics import by_group_size, plot_group_size, plot_training_curves
+from firstpage.figures.sampled_negatives import plot_sampled_negatives
 from firstpage.figures.similarity_histograms import (
     nearest_train,
     plot_class_similarity,
     plot_train_similarity,
     same_class_similarity,
 )
+from firstpage.figures.sphere_density import plot_sphere_density
 from firstpage.figures.style import SUFFIXES, Style, distinct_names, make_style, save
 from firstpage.runs.record import Record
 
 MAP_IMAGES = 5_000  # the most images on a map
 LISTS = 8  # queries with retrieved lists
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class _Request:
 
     def embeddings(self) -> dict[str, EmbeddedImages]:
         """Return embeddings by title: the name of the file, with its folders if two have the same name."""
+        if self.name in ("retrieved-lists", "embedding-map") and len(self.sources) != 1:
+            raise UserError(f"{self.name}: takes one .npz file or run folder, but got {len(self.sources)}")
         if not self.sources:
             raise UserError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
         catalog = None if self.data is None else read(self.data)
@@ -78,48 +83,23 @@ class _Request:
             for title, images in self.embeddings().items()
         }
 
-    def retrievals(self) -> dict[str, Retrieval]:
-        """Return the evaluation of each test."""
-        return {title: evaluate(*_tensors(*test)) for title, test in self.tests().items()}
+    def of_tests(self, compute: Callable[..., _Value]) -> dict[str, _Value]:
+        """Return what a function computes of the embeddings and labels of each test."""
+        values = {}
+        for title, (queries, gallery) in self.tests().items():
+            searched = () if gallery is None else (gallery.embeddings, gallery.labels)
+            values[title] = compute(queries.embeddings, queries.labels, *searched)
+        return values
 
     def check_no_dataset(self) -> None:
-        given = [
-            name for name, value in (("--data", self.data), ("--split", self.split)) if value is not None
-        ]
+        options = {"--data": self.data, "--split": self.split}
+        given = [name for name, value in options.items() if value is not None]
         if given:
             raise UserError(f"{self.name}: needs no dataset: omit {' and '.join(given)}")
 
-    def check_one_source(self) -> None:
-        if len(self.sources) != 1:
-            raise UserError(f"{self.name}: takes one .npz file or run folder, but got {len(self.sources)}")
-
-
-def _tensors(queries: EmbeddedImages, gallery: EmbeddedImages | None) -> tuple[Tensor, ...]:
-    """Return embeddings and labels of the queries, and of the gallery if there is one."""
-    both = (queries,) if gallery is None else (queries, gallery)
-    return tuple(tensor for images in both for tensor in (images.embeddings, images.labels))
-
-
-def _training(request: _Request, by: Literal["iterations", "triplets"] = "iterations") -> Figure:
-    return plot_training_curves(request.runs(), by=by, style=request.style)
-
-
-def _group_size(request: _Request) -> Figure:
-    return plot_group_size(by_group_size(request.runs()), style=request.style)
-
-
-def _retrieval_curve(request: _Request) -> Figure:
-    retrievals = request.retrievals()
-    if request.name == "roc":
-        return plot_roc({name: each.roc_curve for name, each in retrievals.items()}, style=request.style)
-    return plot_precision_recall(
-        {name: each.pr_curve for name, each in retrievals.items()}, style=request.style
-    )
-
 
 def _retrieved_lists(request: _Request) -> Image.Image:
-    request.check_one_source()
-    images, gallery = next(iter(request.tests().values()))
+    ((images, gallery),) = request.tests().values()
     count = len(images.labels)
     queries = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:LISTS].tolist()
     results = None
@@ -132,64 +112,61 @@ def _retrieved_lists(request: _Request) -> Image.Image:
 
 
 def _embedding_map(request: _Request) -> Figure:
-    request.check_one_source()
-    images = next(iter(request.splits("test").values())).subsample(MAP_IMAGES)
+    (images,) = request.splits("test").values()
+    images = images.subsample(MAP_IMAGES)
     load_image = None if images.catalog is None else images.image
     positions, labels = map_positions(images.embeddings), images.labels.cpu().numpy()
     return plot_embedding_map(positions, labels, load_image, style=request.style)
 
 
-def _class_similarity(request: _Request) -> Figure:
-    histograms = {
-        name: same_class_similarity(images.embeddings, images.labels)
-        for name, images in request.splits("train").items()
-    }
-    return plot_class_similarity(histograms, style=request.style)
-
-
 def _train_similarity(request: _Request) -> Figure:
-    similarities = {
-        name: nearest_train(
-            images.split(request.split or "test").embeddings, images.split("train").embeddings
-        )
-        for name, images in request.embeddings().items()
-    }
+    similarities = {}
+    for name, images in request.embeddings().items():
+        test, train = images.split(request.split or "test"), images.split("train")
+        similarities[name] = nearest_train(test.embeddings, train.embeddings)
     return plot_train_similarity(similarities, style=request.style)
 
 
-def _nearest_classes(request: _Request) -> Figure:
-    nearest = {name: nearest_by_class(*_tensors(*test)) for name, test in request.tests().items()}
-    return plot_nearest_classes(nearest, style=request.style)
-
-
-def _theory(request: _Request) -> Figure:
-    """Draw a figure that needs no data, by the function and module of its name."""
+def _theory(plot: Callable[..., Figure], request: _Request) -> Figure:
+    """Draw a figure that needs no data."""
     if request.sources:
         raise UserError(f"{request.name}: takes no run or file, but got {len(request.sources)}")
     request.check_no_dataset()
-    name = request.name.replace("-", "_")
-    plot: Callable[..., Figure] = getattr(import_module(f"firstpage.figures.{name}"), f"plot_{name}")
     return plot(style=request.style)
 
 
 _FIGURES: dict[str, Callable[[_Request], Figure | Image.Image]] = {
     # from run folders
-    "training": _training,
-    "training-triplets": partial(_training, by="triplets"),
-    "group-size": _group_size,
+    "training": lambda request: plot_training_curves(request.runs(), style=request.style),
+    "training-triplets": lambda request: plot_training_curves(
+        request.runs(), by="triplets", style=request.style
+    ),
+    "group-size": lambda request: plot_group_size(by_group_size(request.runs()), style=request.style),
     # from files of embeddings
-    "precision-recall": _retrieval_curve,
-    "roc": _retrieval_curve,
+    "precision-recall": lambda request: plot_precision_recall(
+        {name: each.pr_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
+    ),
+    "roc": lambda request: plot_roc(
+        {name: each.roc_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
+    ),
     "retrieved-lists": _retrieved_lists,
     "embedding-map": _embedding_map,
-    "class-similarity": _class_similarity,
+    "class-similarity": lambda request: plot_class_similarity(
+        {
+            name: same_class_similarity(images.embeddings, images.labels)
+            for name, images in request.splits("train").items()
+        },
+        style=request.style,
+    ),
     "train-similarity": _train_similarity,
-    "nearest-classes": _nearest_classes,
+    "nearest-classes": lambda request: plot_nearest_classes(
+        request.of_tests(nearest_by_class), style=request.style
+    ),
     # from theory
-    "sphere-density": _theory,
-    "gradient-variance": _theory,
-    "sampled-negatives": _theory,
-    "loss-shapes": _theory,
+    "sphere-density": partial(_theory, plot_sphere_density),
+    "gradient-variance": partial(_theory, plot_gradient_variance),
+    "sampled-negatives": partial(_theory, plot_sampled_negatives),
+    "loss-shapes": partial(_theory, plot_loss_shapes),
 }
 
 

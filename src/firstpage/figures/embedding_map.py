@@ -1,20 +1,16 @@
 """A map of the embedding: Barnes–Hut t-SNE with thumbnails (Sampling Wisely, Fig. 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.figures.style import Style, make_style
 from firstpage.pairs import unit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 SAME = 1e-6  # smaller differences of coordinates are rounding errors of float32, not worth a map
@@ -125,8 +121,6 @@ def plot_embedding_map(
             rasterized=True,
         )
         return figure
-    from PIL import Image
-
     rows, cell = spread_thumbnails(positions, cells)
     width, height = (cell.max(axis=0) + 1).tolist()  # only the longer side of the map fills the grid
     figure, (axes,) = style.panels(width=16.0 * width / cells, height=16.0 * height / cells)

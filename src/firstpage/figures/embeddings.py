@@ -141,7 +141,10 @@ def read_embeddings(path: str | os.PathLike[str], catalog: Catalog | None = None
     firstpage.errors.UserError: nowhere.npz: no such file: write one with firstpage embed MODEL ...
     """
     if Path(path).is_dir():
-        return _open(path, catalog)
+        run = open_run(path, catalog)
+        readable = np.flatnonzero(run.pixels.ok)
+        labels = torch.from_numpy(run.catalog.labels[readable]).to(run.model.device)
+        return EmbeddedImages(run, labels, readable, replace(run.catalog, splits=run.splits))
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
     try:
@@ -159,10 +162,3 @@ def read_embeddings(path: str | os.PathLike[str], catalog: Catalog | None = None
             raise UserError(f"{path}: {unknown} is not in {catalog.root}: pass the dataset it was made from")
         rows = np.array([row_of[name] for name in paths.tolist()], np.int64)
     return EmbeddedImages(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)), rows, catalog)
-
-
-def _open(folder: str | os.PathLike[str], catalog: Catalog | None) -> EmbeddedImages:
-    run = open_run(folder, catalog)
-    rows = np.flatnonzero(run.pixels.ok)
-    labels = torch.from_numpy(run.catalog.labels[rows]).to(run.model.device)
-    return EmbeddedImages(run, labels, rows, replace(run.catalog, splits=run.splits))

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from firstpage.errors import UserError
-from firstpage.figures.style import Style, make_style
+from firstpage.figures.style import Style, plot_curves
 
 Floats = NDArray[np.float64]
 
@@ -60,13 +60,9 @@ def plot_gradient_variance(
     >>> figure.axes[0].lines[0].get_label()
     'σ = 0.05'
     """
-    style = style or make_style()
-    figure, (axes,) = style.panels()
     distance = np.linspace(0, 2**0.5, 72)
-    for number, noise in enumerate(noises):
-        variance = direction_variance(distance, noise, dimensions)
-        axes.plot(distance, variance, label=f"σ = {noise:g}", **style.curve(number))
-    axes.set(xlim=(0, 2**0.5), ylim=(0, 1.02))
-    style.label(axes, "distance of the negative", "variance of the gradient’s direction")
-    style.legend(axes, loc="upper right")
-    return figure
+    curves = {
+        f"σ = {noise:g}": (distance, direction_variance(distance, noise, dimensions)) for noise in noises
+    }
+    labels = "distance of the negative", "variance of the gradient’s direction"
+    return plot_curves(curves, labels, style, legend="upper right", xlim=(0, 2**0.5), ylim=(0, 1.02))

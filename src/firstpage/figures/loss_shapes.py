@@ -80,14 +80,9 @@ def plot_loss_shapes(
     distance = torch.linspace(0, 2, 101, dtype=torch.float64)
     for position, (axes, (title, loss)) in enumerate(zip(panels, compared.items(), strict=False)):
         over_pairs = not isinstance(loss, losses.Triplet | losses.NCA)
-        for number, (name, curve) in enumerate(
-            zip(
-                ("positive", "negative"),
-                loss_shape(loss, distance, None if over_pairs else other),
-                strict=True,
-            )
-        ):
-            axes.plot(distance, curve, label=name, **style.curve(number))
+        curves = loss_shape(loss, distance, None if over_pairs else other)
+        for number, name in enumerate(("positive", "negative")):
+            axes.plot(distance, curves[number], label=name, **style.curve(number))
         axes.set(xlim=(0, 2), ylim=(0, None))
         x_label = "distance" if position >= len(compared) - columns else ""
         style.label(axes, x_label, "loss" if position % columns == 0 else "", title)

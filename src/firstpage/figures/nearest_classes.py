@@ -1,6 +1,7 @@
 """Similarity to the nearest image of the same class against that of any other (Easy Positive, Fig. 5)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -77,8 +78,8 @@ def plot_nearest_classes(
     style = style or make_style()
     columns = min(len(nearest), 2)
     rows = -(-len(nearest) // columns)
-    side = 8.0 / columns
-    figure, panels = style.panels(rows, columns, height=0.8 + (side if columns > 1 else 7.2) * rows)
+    figure, panels = style.panels(rows, columns, height=0.8 + (4.0 if columns > 1 else 7.2) * rows)
+    text: dict[str, Any] = {"fontsize": TEXT, "color": style.foreground}
     low = min(0.0, *(float(values.min()) for pair in nearest.values() for values in pair))
     for axes, (title, (same, other)) in zip(panels, nearest.items(), strict=False):
         right = same > other
@@ -99,18 +100,10 @@ def plot_nearest_classes(
                 rasterized=True,  # thousands of points would make a huge .svg
             )
         axes.plot([low, 1], [low, 1], color=style.foreground, linewidth=0.6)
-        axes.text(
-            0.03,
-            0.97,
-            f"{share:.1f} % right",
-            transform=axes.transAxes,
-            va="top",
-            fontsize=SMALL,
-            color=style.foreground,
-        )
+        small = text | {"fontsize": SMALL, "va": "top", "transform": axes.transAxes}
+        axes.text(0.03, 0.97, f"{share:.1f} % right", **small)
         axes.set(xlim=(low, 1.01), ylim=(low, 1.01), aspect="equal")
         style.label(axes, title=escape_label(title))
-    text = {"fontsize": TEXT, "color": style.foreground}
     figure.supxlabel("nearest of the same class (cosine)", **text)
     figure.supylabel("nearest of another class", **text)
     for axes in panels[len(nearest) :]:

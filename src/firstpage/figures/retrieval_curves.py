@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from firstpage.figures.style import Style, escape_label, make_style
+from firstpage.figures.style import Style, make_style, plot_curves
 
 Curves = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -22,14 +22,8 @@ def plot_precision_recall(curves: Curves, *, style: Style | None = None) -> Figu
     >>> figure.axes[0].get_xlabel()
     'recall'
     """
-    style = style or make_style()
-    figure, (axes,) = style.panels()
-    for number, (name, (recall, precision)) in enumerate(curves.items()):
-        axes.plot(recall.cpu(), precision.cpu(), label=escape_label(name), **style.curve(number))
-    axes.set(xlim=(0, 1), ylim=(0, 1.01))
-    style.label(axes, "recall", "precision")
-    style.legend(axes)
-    return figure
+    on_cpu = {name: (recall.cpu(), precision.cpu()) for name, (recall, precision) in curves.items()}
+    return plot_curves(on_cpu, ("recall", "precision"), style, xlim=(0, 1), ylim=(0, 1.01))
 
 
 def plot_roc(curves: Curves, *, style: Style | None = None) -> Figure:
@@ -44,14 +38,11 @@ def plot_roc(curves: Curves, *, style: Style | None = None) -> Figure:
     'topk (area 1.000)'
     """
     style = style or make_style()
-    figure, (axes,) = style.panels()
-    for number, (name, (false, true)) in enumerate(curves.items()):
+    titled = {}
+    for name, (false, true) in curves.items():
         area = float(torch.trapezoid(true.double(), false.double()))
-        axes.plot(
-            false.cpu(), true.cpu(), label=f"{escape_label(name)} (area {area:.3f})", **style.curve(number)
-        )
-    axes.plot([0, 1], [0, 1], color=style.foreground, linewidth=0.6, linestyle=":")  # chance
-    axes.set(xlim=(0, 1), ylim=(0, 1.01))
-    style.label(axes, "false positive rate", "true positive rate")
-    style.legend(axes, loc="lower right")
+        titled[f"{name} (area {area:.3f})"] = false.cpu(), true.cpu()
+    labels = "false positive rate", "true positive rate"
+    figure = plot_curves(titled, labels, style, legend="lower right", xlim=(0, 1), ylim=(0, 1.01))
+    figure.axes[0].plot([0, 1], [0, 1], color=style.foreground, linewidth=0.6, linestyle=":")  # chance
     return figure

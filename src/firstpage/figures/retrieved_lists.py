@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch  # takes seconds to import, which `import firstpage.figures` must not
+import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -36,7 +36,6 @@ def draw_retrieved_lists(
         side: Side of an image in pixels.
         style: Colors. Defaults to those for light pages.
 
-    >>> import torch
     >>> points, labels = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])
     >>> sheet = draw_retrieved_lists(points, labels, lambda row: np.zeros((4, 4, 3), np.uint8), [0])
     >>> sheet.size[1] < sheet.size[0]

@@ -29,7 +29,6 @@ def triplets_per_step(recipe: Recipe) -> int:
     Raises:
         UserError: The loss is over lists, proxies, clusters or distributions and samples no triplets.
 
-    >>> from firstpage.recipes import Recipe
     >>> recipe = Recipe.of({"batch": {"size": 64, "images_per_class": 4}})
     >>> [triplets_per_step(recipe.changed([f"loss.name={name}"])) for name in ("margin", "epshn", "ep")]
     [192, 64, 3840]
@@ -68,8 +67,6 @@ def plot_training_curves(
         style: Colors. Defaults to those for light pages.
 
     >>> from pathlib import Path
-    >>> from firstpage.recipes import Recipe
-    >>> from firstpage.runs import Record
     >>> log = [{"step": 0, "P@1": 12.5}, {"step": 10, "P@1": 40.0}]
     >>> figure = plot_training_curves([Record(Path("topk"), Recipe(), {}, log)], by="triplets")
     >>> figure.axes[0].lines[0].get_xdata().tolist()  # 128 queries, k = 1
@@ -83,15 +80,8 @@ def plot_training_curves(
     for number, (name, run) in enumerate(zip(names, runs, strict=True)):
         steps, values = run.metric_curve(metric)
         scale = triplets_per_step(run.recipe) if by == "triplets" else 1
-        marker = "o" if len(steps) < 30 else ""
-        axes.plot(
-            [scale * step for step in steps],
-            values,
-            marker=marker,
-            markersize=2.5,
-            label=escape_label(name),
-            **style.curve(number),
-        )
+        curve = style.curve(number) | {"marker": "o" if len(steps) < 30 else "", "markersize": 2.5}
+        axes.plot([scale * step for step in steps], values, label=escape_label(name), **curve)
     if by == "triplets":
         axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4), useMathText=True)
         axes.xaxis.get_offset_text().set(color=style.foreground, fontsize=7)
@@ -111,8 +101,6 @@ def by_group_size(runs: Sequence[Record], metric: str = "R@1") -> dict[str, dict
         UserError: A run did not log the metric.
 
     >>> from pathlib import Path
-    >>> from firstpage.recipes import Recipe
-    >>> from firstpage.runs import Record
     >>> recipe = Recipe().changed(["loss.name=epshn", "batch.images_per_class=8"])
     >>> tests = {"R@1": 60.0}, {"R@1": 61.0}
     >>> by_group_size([Record(Path("a"), recipe, {"result": {"test": test}}, []) for test in tests])

@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
-from firstpage.figures.style import Style, make_style
+from firstpage.figures.style import Style, plot_curves
 from firstpage.mining import mine
 from firstpage.pairs import Pairs, unit
 
@@ -90,14 +90,11 @@ def plot_sampled_negatives(
     >>> figure.axes[0].get_xlabel()
     'distance of the sampled negative'
     """
-    style = style or make_style()
-    figure, (axes,) = style.panels()
     if distances is None:
         distances = sampled_distances(*simulate_classes())
-    for number, (name, values) in enumerate(distances.items()):
+    histograms = {}
+    for name, values in distances.items():
         density, edges = torch.histogram(values.detach().cpu().float(), bins, range=(0.0, 2.0), density=True)
-        axes.stairs(density, edges, label=name.replace("_", " "), **style.curve(number))
-    axes.set(xlim=(0, 2), ylim=(0, None))
-    style.label(axes, "distance of the sampled negative", "density")
-    style.legend(axes, loc="upper right")
-    return figure
+        histograms[name.replace("_", " ")] = edges, density
+    labels = "distance of the sampled negative", "density"
+    return plot_curves(histograms, labels, style, legend="upper right", xlim=(0, 2), ylim=(0, None))

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.figures.style import Style, escape_label, make_style
+from firstpage.figures.style import Style, plot_curves
 from firstpage.pairs import unit
 
 Histogram = tuple[Tensor, Tensor]  # edges [bins + 1], density [bins]
@@ -85,7 +85,8 @@ def plot_class_similarity(histograms: Mapping[str, Histogram], *, style: Style |
     'similarity of two images of a class'
     """
     lowest = min(float(edges[:-1][density > 0].min()) for edges, density in histograms.values())
-    return _plot_histograms(histograms, lowest, "similarity of two images of a class", style)
+    labels, limits = ("similarity of two images of a class", "density"), (min(0.0, lowest), 1)
+    return plot_curves(histograms, labels, style, legend="upper left", xlim=limits, ylim=(0, None))
 
 
 def plot_train_similarity(
@@ -108,17 +109,5 @@ def plot_train_similarity(
         density, edges = torch.histogram(clipped, bins, range=(-1.0, 1.0), density=True)
         histograms[name] = edges, density
     lowest = min(float(values.min()) for values in similarities.values())
-    return _plot_histograms(histograms, lowest, "similarity to the nearest training image", style)
-
-
-def _plot_histograms(
-    histograms: Mapping[str, Histogram], lowest: float, label: str, style: Style | None
-) -> Figure:
-    style = style or make_style()
-    figure, (axes,) = style.panels()
-    for number, (name, (edges, density)) in enumerate(histograms.items()):
-        axes.stairs(density, edges, label=escape_label(name), **style.curve(number))
-    axes.set(xlim=(min(0.0, lowest), 1), ylim=(0, None))
-    style.label(axes, label, "density")
-    style.legend(axes, loc="upper left")
-    return figure
+    labels, limits = ("similarity to the nearest training image", "density"), (min(0.0, lowest), 1)
+    return plot_curves(histograms, labels, style, legend="upper left", xlim=limits, ylim=(0, None))

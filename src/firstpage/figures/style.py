@@ -7,7 +7,7 @@ each figure.
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,34 @@ def escape_label(name: str) -> str:
     return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
+def plot_curves(
+    curves: Mapping[str, tuple[Any, Any]],
+    labels: tuple[str, str],
+    style: Style | None = None,
+    *,
+    legend: str = "best",
+    **limits: tuple[float, float | None],
+) -> Figure:
+    """Plot named curves (x, y), or histograms (edges, density), in one panel.
+
+    >>> figure = plot_curves({"a": ([0, 1], [2, 3])}, ("step", "loss"), xlim=(0, 1))
+    >>> figure.axes[0].get_ylabel()
+    'loss'
+    """
+    style = style or make_style()
+    figure, (axes,) = style.panels()
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        settings = {"label": escape_label(name)} | style.curve(number)
+        if len(x) > len(y):  # edges of bins
+            axes.stairs(y, x, **settings)
+        else:
+            axes.plot(x, y, **settings)
+    axes.set(**limits)
+    style.label(axes, *labels)
+    style.legend(axes, loc=legend)
+    return figure
+
+
 def distinct_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return the names of folders, with as many parents as needed to distinguish them.
 
@@ -162,19 +190,18 @@ def save(figure: Figure | Image.Image, path: str | os.PathLike[str]) -> Path:
     firstpage.errors.UserError: figure.bmp: cannot write '.bmp': choose .png, .svg or .pdf
     """
     target = Path(path)
-    is_plot = hasattr(figure, "savefig")  # else an image
-    suffixes = SUFFIXES if is_plot else SUFFIXES[:1]
+    suffixes = SUFFIXES if isinstance(figure, Figure) else SUFFIXES[:1]
     kind = target.suffix.lower()
     if kind not in suffixes:
         names = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         raise UserError(f"{target}: cannot write {target.suffix!r}: choose {names}")
     target.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    if is_plot:
+    if isinstance(figure, Figure):
         metadata = {_DATES[kind]: None} if kind in _DATES else None
-        figure.savefig(buffer, format=kind[1:], metadata=metadata)  # type: ignore[union-attr]
+        figure.savefig(buffer, format=kind[1:], metadata=metadata)
     else:
-        figure.save(buffer, format="PNG")  # type: ignore[union-attr]
+        figure.save(buffer, format="PNG")
     content = buffer.getvalue()
     durable.write(target, _number_ids(content) if kind == ".svg" else content)
     return target

@@ -1,23 +1,20 @@
 """Figures of the page as vector graphics in the colors of the page, light or dark."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math
 import re
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from firstpage.figures.retrieval_curves import plot_precision_recall, plot_roc
 from firstpage.figures.style import Style, escape_label
 from firstpage.report.evaluation import Evaluation
 from firstpage.report.markup import Html, escape, name_tag, tag
 from firstpage.runs.record import Series
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TRAINING = {  # logged by every run; other series are about its health
     "loss": "Training loss",
@@ -52,10 +49,9 @@ STYLE = Style(
 
 def render_curves(runs: Mapping[str, Evaluation]) -> Html:
     """Show precision against recall, the ROC curve, and what every run logs: loss, metrics, learning rate."""
-    precision = plot_precision_recall(
-        {name: run.retrieval.pr_curve for name, run in runs.items()}, style=STYLE
-    )
-    roc = plot_roc({name: run.retrieval.roc_curve for name, run in runs.items()}, style=STYLE)
+    retrievals = {name: run.retrieval for name, run in runs.items()}
+    precision = plot_precision_recall({name: each.pr_curve for name, each in retrievals.items()}, style=STYLE)
+    roc = plot_roc({name: each.roc_curve for name, each in retrievals.items()}, style=STYLE)
     series = _series_by_name(runs)
     charts = [
         render_chart(precision, "Precision against recall", "Precision against recall, mean of the queries"),
@@ -83,15 +79,12 @@ def render_health(runs: Mapping[str, Evaluation]) -> list[Html]:
         for line in (run.test.record.log if run.test.record else [])
         if "warning" in line
     ]
-    charts = [
-        render_chart(
-            plot_series(series, _spell_out(name)),
-            f"{_spell_out(name)} during training",
-            HEALTH.get(name, _spell_out(name)),
-        )
-        for name, series in _series_by_name(runs).items()
-        if name not in TRAINING and not _is_metric(name)
-    ]
+    charts = []
+    for name, series in _series_by_name(runs).items():
+        if name not in TRAINING and "@" not in name and name not in ("mAP", "MRR", "AUC"):
+            title = name.replace("_", " ").replace(".", " ")
+            figure = plot_series(series, title)
+            charts.append(render_chart(figure, f"{title} during training", HEALTH.get(name, title)))
     return warnings_logged + ([tag("div", *charts, class_="charts")] if charts else [])
 
 
@@ -106,24 +99,34 @@ def render_chart(figure: Figure, title: str, caption: object) -> Html:
     >>> render_chart(STYLE.panels()[0], "Loss", "The loss")[:57]
     '<figure class="card"><svg role="img" aria-label="Loss" vi'
     """
-    return tag("figure", _render_svg(figure, title), tag("figcaption", caption), class_="card")
+    buffer = io.StringIO()
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "firstpage"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser uses its own fonts
+        no_metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    for name, placeholder in _PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, f"var(--{name})")
+    # The ids of a graphic must be unique on the page.
+    prefix = f"f{hashlib.blake2b(svg.encode(), digest_size=4).hexdigest()}-"
+    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
+    svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, count=1, flags=re.DOTALL)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    svg = svg.replace("xlink:href", "href")
+    return tag("figure", Html(svg), tag("figcaption", caption), class_="card")
 
 
 def _series_by_name(runs: Mapping[str, Evaluation]) -> dict[str, dict[str, Series | None]]:
     """Return series name → run → series, None for a run without it."""
-    records = {run: evaluation.test.record for run, evaluation in runs.items()}
-    logged = {run: {} if record is None else record.logged_series() for run, record in records.items()}
+    logged = {name: run.test.record.logged_series() if run.test.record else {} for name, run in runs.items()}
     # A single point is not a curve.
     names = dict.fromkeys(name for series in logged.values() for name in series if len(series[name][0]) > 1)
     return {name: {run: series.get(name) for run, series in logged.items()} for name in names}
-
-
-def _is_metric(name: str) -> bool:
-    return "@" in name or name in ("mAP", "MRR", "AUC")
-
-
-def _spell_out(name: str) -> str:
-    return name.replace("_", " ").replace(".", " ")
 
 
 def plot_series(runs: Mapping[str, Series | None], name: str) -> Figure:
@@ -142,10 +145,8 @@ def plot_series(runs: Mapping[str, Series | None], name: str) -> Figure:
         if series is None:
             continue
         steps, values = series
-        marker = "o" if len(values) <= 40 else None
-        axes.plot(
-            steps, values, label=escape_label(run), marker=marker, markersize=2.2, **STYLE.curve(number)
-        )
+        curve = STYLE.curve(number) | {"marker": "o" if len(values) <= 40 else None, "markersize": 2.2}
+        axes.plot(steps, values, label=escape_label(run), **curve)
         not_finite = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
         if not_finite:
             axes.axvline(not_finite[0], color=STYLE.wrong, linewidth=1.0, linestyle=":")
@@ -166,27 +167,3 @@ def plot_series(runs: Mapping[str, Series | None], name: str) -> Figure:
     if len(runs) > 1:
         STYLE.legend(axes)
     return figure
-
-
-def _render_svg(figure: Figure, title: str) -> Html:
-    import matplotlib
-
-    buffer = io.StringIO()
-    with (
-        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "firstpage"}),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser uses its own fonts
-        no_metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].strip()
-    for name, placeholder in _PLACEHOLDERS.items():
-        svg = svg.replace(placeholder, f"var(--{name})")
-    # The ids of a graphic must be unique on the page.
-    prefix = f"f{hashlib.blake2b(svg.encode(), digest_size=4).hexdigest()}-"
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
-    svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, count=1, flags=re.DOTALL)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
-    return Html(svg.replace("xlink:href", "href"))

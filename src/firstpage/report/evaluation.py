@@ -1,20 +1,108 @@
 """The evaluation of a model on its test: metrics with intervals, classes, confusions; as text or JSON."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from firstpage.data.catalog import Catalog
 from firstpage.data.decode import printable
+from firstpage.data.splits import QueryGallery
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
-from firstpage.report.embedded_test import EmbeddedTest
+from firstpage.recipes.settings import ModelSettings
+from firstpage.report.facts import dataset_name
+from firstpage.runs.opening import OpenRun
+from firstpage.runs.record import Record
+from firstpage.runs.run_data import is_same_data
 
 Interval = tuple[float, float]
 WORST = 10  # classes and pairs of classes in the text
 CLASS_METRICS = ("P@1", "P@5", "R@4", "MAP@R")  # in tables of classes
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedTest:
+    """The embedded test images of a run or saved model.
+
+    Attributes:
+        name: Name of the run or model.
+        catalog: The dataset.
+        rows: Rows of the queries in the catalog, and those of the gallery if they search one.
+        queries: [Q, D] embeddings of the queries.
+        gallery: [G, D] embeddings of the gallery, or None.
+        protocol: `paper` or `fair`.
+        model: Settings of the model, if known.
+        record: Contents of the run folder; None for a saved model.
+        notes: What a reader must know about the data, such as images that cannot be read.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    >>> test = EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), torch.eye(4))
+    >>> test.labels.tolist(), test.gallery_labels, test.is_own_data
+    ([0, 0, 1, 1], None, False)
+    """
+
+    name: str
+    catalog: Catalog
+    rows: QueryGallery
+    queries: Tensor
+    gallery: Tensor | None = None
+    protocol: str = "paper"
+    model: ModelSettings | None = None
+    record: Record | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def data(self) -> str:
+        """The name of the dataset."""
+        return dataset_name(self.catalog.name, self.catalog.root.resolve())
+
+    @property
+    def labels(self) -> Tensor:
+        """[Q] classes of the queries."""
+        return torch.from_numpy(self.catalog.labels[self.rows.queries]).to(self.queries.device)
+
+    @property
+    def gallery_labels(self) -> Tensor | None:
+        """[G] classes of the gallery, or None."""
+        if self.rows.gallery is None:
+            return None
+        return torch.from_numpy(self.catalog.labels[self.rows.gallery]).to(self.queries.device)
+
+    @property
+    def searched_rows(self) -> NDArray[np.int64]:
+        """[G] rows of the searched images: the gallery, or the queries if they search one another."""
+        return self.rows.queries if self.rows.gallery is None else self.rows.gallery
+
+    @cached_property
+    def is_own_data(self) -> bool:
+        """Whether the run was trained on exactly this dataset."""
+        return is_same_data(self.record, self.catalog)
+
+
+def embed_test(run: OpenRun) -> EmbeddedTest:
+    """Embed the test images of a run.
+
+    Args:
+        run: A run or saved model, as `open_run` returns it.
+
+    Raises:
+        UserError: The data has no test under the protocol of the run.
+
+    >>> from firstpage.runs import open_run
+    >>> embed_test(open_run("nowhere"))
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere: no such folder
+    """
+    queries = run.embed(run.test.queries)
+    gallery = None if run.test.gallery is None else run.embed(run.test.gallery)
+    about = run.settings.protocol, run.model.settings, run.record, run.notes
+    return EmbeddedTest(run.name, run.catalog, run.test, queries, gallery, *about)
 
 
 @dataclass(frozen=True)
@@ -42,8 +130,6 @@ class Evaluation:
         verification: Verification metrics if the dataset has pairs, or None.
 
     >>> from pathlib import Path
-    >>> from firstpage.data.catalog import Catalog
-    >>> from firstpage.data.splits import QueryGallery
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
     >>> test = EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), points)
@@ -71,12 +157,12 @@ class Evaluation:
         names = self.test.catalog.classes
         return [{"class": names[label]} | metrics for label, metrics in self.retrieval.by_class().items()]
 
-    def confusions(self, count: int = WORST) -> list[dict[str, Any]]:
+    def confusions(self) -> list[dict[str, Any]]:
         """Return the pairs of classes most often confused: the class of a query, and of its first result."""
         names = self.test.catalog.classes
         return [
             {"query": names[query], "found": names[other], "count": times}
-            for query, other, times in self.retrieval.confusions(count)
+            for query, other, times in self.retrieval.confusions(WORST)
         ]
 
     def class_count(self) -> str:
@@ -101,11 +187,8 @@ class Evaluation:
         """
         lines = [self.headline(), "", f"{'':8}{'%':>7}   {'95 % over queries':>17}   {'over classes':>13}"]
         for estimate in self.estimates.values():
-            intervals = "".join(
-                f"   {format_interval(interval):>{width}}"
-                for interval, width in ((estimate.queries, 17), (estimate.classes, 13))
-            )
-            lines.append(f"{estimate.name:8}{estimate.value:7.2f}{intervals}".rstrip())
+            queries, classes = format_interval(estimate.queries), format_interval(estimate.classes)
+            lines.append(f"{estimate.name:8}{estimate.value:7.2f}   {queries:>17}   {classes:>13}".rstrip())
         for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
             if part is not None:
                 metrics = [f"{name} {value:.2f}" for name, value in part.metrics().items()]
@@ -122,11 +205,9 @@ class Evaluation:
                 f"{pair['count']:6}  {_shorten(pair['query'], 34)} → {_shorten(pair['found'], 34)}"
                 for pair in confused
             ]
-        if self.retrieval.without_positive:
-            lines += [
-                "",
-                f"{self.retrieval.without_positive:,} queries have no image to find and are omitted",
-            ]
+        omitted = self.retrieval.without_positive
+        if omitted:
+            lines += ["", f"{omitted:,} queries have no image to find and are omitted"]
         return "\n".join(lines + [line for note in self.test.notes for line in ("", note)])
 
     def json(self) -> str:
@@ -156,8 +237,6 @@ def evaluate_test(test: EmbeddedTest, *, clustering: bool = True) -> Evaluation:
         clustering: Also cluster the test images, which is slow with thousands of classes.
 
     >>> from pathlib import Path
-    >>> from firstpage.data.catalog import Catalog
-    >>> from firstpage.data.splits import QueryGallery
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
     >>> evaluation = evaluate_test(EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), points))
@@ -177,16 +256,12 @@ def evaluate_test(test: EmbeddedTest, *, clustering: bool = True) -> Evaluation:
             vectors, classes = torch.cat((vectors, test.gallery)), torch.cat((classes, gallery_labels))
         if bool((classes != classes[0]).any()):
             clusters = cluster(vectors, classes)
-    return Evaluation(test, retrieval, clusters, _verify_pairs(test))
-
-
-def _verify_pairs(test: EmbeddedTest) -> Verification | None:
-    if test.catalog.pairs is None:
-        return None
-    pairs = test.catalog.take(test.rows.queries).pairs  # those with both images embedded
-    if pairs is None or len(np.unique(pairs.folds)) < 2 or len(np.unique(pairs.same)) < 2:
-        return None
-    return verify(test.queries, pairs)
+    verification = None
+    if test.catalog.pairs is not None:
+        pairs = test.catalog.take(test.rows.queries).pairs  # those with both images embedded
+        if pairs is not None and len(np.unique(pairs.folds)) > 1 and len(np.unique(pairs.same)) > 1:
+            verification = verify(test.queries, pairs)
+    return Evaluation(test, retrieval, clusters, verification)
 
 
 def format_interval(interval: Interval | None) -> str:

@@ -69,7 +69,6 @@ def _render_query(
     lines = []
     several = len(all_names) > 1
     for run, evaluation in runs.items():
-        average_precision = float(evaluation.retrieval.per_query["mAP"][position])
         results = evaluation.test.searched_rows[evaluation.retrieval.first[position][:10].numpy()]
         items = []
         for rank, result in enumerate(results.tolist(), start=1):
@@ -85,7 +84,7 @@ def _render_query(
                     class_=f"result is-{verdict}",
                 )
             )
-        score = f"average precision {average_precision:.0f}\u00a0%"
+        score = f"average precision {float(evaluation.retrieval.per_query['mAP'][position]):.0f}\u00a0%"
         swatch = render_swatch(all_names.index(run))
         title = tag("p", swatch, name_tag(run), f" · {score}", class_="note") if several else None
         lines.append(tag("div", title, tag("ol", *items, class_="results"), class_="query-results"))

@@ -6,20 +6,17 @@ from datetime import date
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
-
 import firstpage
 from firstpage import durable
 from firstpage.errors import UserError
 from firstpage.figures.style import distinct_names
 from firstpage.report import tables
 from firstpage.report.charts import render_curves, render_health
-from firstpage.report.embedded_test import embed_test
-from firstpage.report.evaluation import Evaluation, evaluate_test
+from firstpage.report.evaluation import Evaluation, embed_test, evaluate_test
 from firstpage.report.facts import run_facts
 from firstpage.report.images import Thumbnails, render_map
 from firstpage.report.lists import render_confusions, render_lists
-from firstpage.report.markup import Html, join, name_tag, tag
+from firstpage.report.markup import Html, name_tag, tag
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.opening import open_run
 from firstpage.runs.record import Record
@@ -165,8 +162,7 @@ def _render_header(runs: Mapping[str, Evaluation], same_test: bool) -> Html:
         lines = [f"{name}: {_describe_test(run)}" for name, run in runs.items()]
     if len(runs) == 1 and first.test.record is not None:
         lines.append(_describe_training(first.test.record))
-    names = [name_tag(name) for name in runs]
-    heading = join([names[0], *(part for name in names[1:] for part in (" · ", name))])
+    heading = Html(" · ".join(map(name_tag, runs)))
     return tag(
         "header",
         tag(
@@ -206,14 +202,18 @@ def _sections(
 ) -> list[tuple[str, str, list[Html]]]:
     """Return id, title and content of each section; an empty one is not shown."""
     several = len(runs) > 1
-    thumbnails = [Thumbnails(next(iter(group.values())).test.catalog) for group in groups]
-    thumbnails_of = {name: images for group, images in zip(groups, thumbnails, strict=True) for name in group}
+    thumbnails: dict[str, Thumbnails] = {}
+    lists = []
+    for group in groups:
+        images = Thumbnails(next(iter(group.values())).test.catalog)
+        thumbnails |= dict.fromkeys(group, images)
+        lists += render_lists(group, images, list(runs))
 
     def each(render: Callable[[Evaluation, Thumbnails], Html]) -> list[Html]:
         parts = []
         for number, (name, evaluation) in enumerate(runs.items()):
             parts += [tag("h3", tables.render_swatch(number), name_tag(name))] if several else []
-            parts.append(render(evaluation, thumbnails_of[name]))
+            parts.append(render(evaluation, thumbnails[name]))
         return parts
 
     same_test = len(groups) == 1
@@ -221,11 +221,6 @@ def _sections(
         metrics = tables.render_comparison(runs, ranked=same_test)
     else:
         metrics = tables.render_metrics(next(iter(runs.values())))
-    lists = [
-        part
-        for group, images in zip(groups, thumbnails, strict=True)
-        for part in render_lists(group, images, list(runs))
-    ]
     return [
         (
             "metrics",
@@ -247,8 +242,7 @@ def _render_footer(runs: Mapping[str, Evaluation]) -> Html:
         "paper": "paper: the best epoch was selected on the test classes, as in the papers.",
         "fair": "fair: the best epoch was selected on classes held out of training; the test was used once.",
     }
-    records = [run.test.record for run in runs.values()]
-    used = {record.recipe.train.protocol for record in records if record is not None}
+    used = {run.test.record.recipe.train.protocol for run in runs.values() if run.test.record}
     return tag(
         "footer",
         *(tag("p", text) for name, text in protocols.items() if name in used),
@@ -258,16 +252,9 @@ def _render_footer(runs: Mapping[str, Evaluation]) -> Html:
 
 def _group_by_test(runs: Mapping[str, Evaluation]) -> list[dict[str, Evaluation]]:
     """Group the runs by their tests: only runs with the same test can be compared query by query."""
-    groups: list[dict[str, Evaluation]] = []
+    groups: dict[tuple[object, ...], dict[str, Evaluation]] = {}
     for name, evaluation in runs.items():
         test = evaluation.test
-        for group in groups:
-            other = next(iter(group.values())).test
-            same_data = fingerprint(other.catalog) == fingerprint(test.catalog)
-            same_queries = np.array_equal(other.rows.queries, test.rows.queries)
-            if same_data and same_queries and np.array_equal(other.searched_rows, test.searched_rows):
-                group[name] = evaluation
-                break
-        else:
-            groups.append({name: evaluation})
-    return groups
+        key = fingerprint(test.catalog), test.rows.queries.tobytes(), test.searched_rows.tobytes()
+        groups.setdefault(key, {})[name] = evaluation
+    return list(groups.values())

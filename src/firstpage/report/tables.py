@@ -1,6 +1,6 @@
 """Tables of the page: the metrics of one or more runs, and facts about them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from firstpage.report.charts import RUNS
 from firstpage.report.evaluation import CLASS_METRICS, Estimate, Evaluation, format_interval
@@ -30,14 +30,13 @@ def render_tiles(evaluation: Evaluation) -> Html:
     """Show the main metrics in large type."""
     untrained = _untrained_metrics(evaluation)
     cards = []
-    for name in HEADLINES:
-        if name not in evaluation.estimates:
+    for name, estimate in evaluation.estimates.items():
+        if name not in HEADLINES:
             continue
-        estimate = evaluation.estimates[name]
         notes: list[object] = [_meaning(name)]
         if estimate.queries:
             interval = tag("span", format_interval(estimate.queries), class_="nowrap")
-            notes.append(join(["95 % interval ", interval]))
+            notes.append(Html(f"95 % interval {interval}"))
         if name in untrained:
             notes.append(f"untrained {untrained[name]:.1f}")
         cards.append(
@@ -75,53 +74,42 @@ def render_metrics(evaluation: Evaluation) -> Html:
         tag("th", "95 % interval over", scope="colgroup", colspan=2, class_="num"),
         tag("th", "", class_="widest-only"),
     )
-    head = tag(
-        "tr",
-        tag("th", "Metric", scope="col"),
-        tag("th", "Meaning", scope="col", class_="wide-only"),
-        tag("th", "%", scope="col", class_="num"),
-        tag("th", "queries", scope="col", class_="num"),
-        tag("th", "classes", scope="col", class_="num"),
-        tag("th", "0 … 100", scope="col", class_="widest-only"),
-    )
-    return _table(join([groups, head]), rows)
+    columns = {"Metric": None, "Meaning": "wide-only", "%": "num", "queries": "num", "classes": "num"}
+    return _table(join([groups, _head(columns | {"0 … 100": "widest-only"})]), rows)
 
 
 def render_comparison(runs: Mapping[str, Evaluation], ranked: bool = True) -> Html:
     """Show the metrics of several runs side by side with intervals; if ranked, the highest in bold."""
-    columns = {name: _all_metrics(evaluation) for name, evaluation in runs.items()}
-    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    columns = [_all_metrics(evaluation) for evaluation in runs.values()]
     rows = []
-    for name in names:
-        values = {run: column[name] for run, column in columns.items() if name in column}
-        highest = max(estimate.value for estimate in values.values())
+    for name in dict.fromkeys(name for column in columns for name in column):
+        highest = max(column[name].value for column in columns if name in column)
         cells, strips = [], []
-        for number, run in enumerate(runs):
-            if run not in values:
+        for number, column in enumerate(columns):
+            if name not in column:
                 cells.append(tag("td", "–", class_="num"))
                 continue
-            estimate = values[run]
+            estimate = column[name]
             best = ranked and estimate.value == highest and not name.endswith("standard error")
             value = tag("span", f"{estimate.value:.2f}", class_="best" if best else None)
             interval = tag("span", format_interval(estimate.queries), class_="interval")
             cells.append(tag("td", value, *((tag("br"), interval) if estimate.queries else ()), class_="num"))
             strips.append(_strip(estimate, number))
-        row = tag("tr", tag("th", name, scope="row"), *cells, tag("td", *strips, class_="widest-only"))
-        rows.append(row)
+        cells.append(tag("td", *strips, class_="widest-only"))
+        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
     strip = tag("th", "0 … 100", scope="col", class_="widest-only")
-    head = tag("tr", tag("th", "%", scope="col"), *_run_headings(list(runs)), strip)
+    head = tag("tr", tag("th", "%", scope="col"), *_run_headings(runs), strip)
     return _table(head, rows)
 
 
 def render_classes(evaluation: Evaluation) -> Html:
     """Show the worst classes, and all of them on demand."""
-    columns = [name for name in CLASS_METRICS if name in evaluation.estimates]
-    head = tag(
-        "tr",
-        tag("th", "Class", scope="col"),
-        tag("th", "Queries", scope="col", class_="num"),
-        *(tag("th", name, scope="col", class_=_column_class(name)) for name in columns),
-    )
+    columns = {
+        name: "num wide-only" if name in ("P@5", "R@4") else "num"  # a phone has room for two metrics
+        for name in CLASS_METRICS
+        if name in evaluation.estimates
+    }
+    head = _head({"Class": None, "Queries": "num"} | columns)
 
     def table(count: int) -> Html:
         rows = [
@@ -129,7 +117,7 @@ def render_classes(evaluation: Evaluation) -> Html:
                 "tr",
                 tag("th", name_tag(row["class"]), scope="row", class_="class"),
                 tag("td", f"{row['queries']:,.0f}", class_="num"),
-                *(tag("td", f"{row[name]:.1f}", class_=_column_class(name)) for name in columns),
+                *(tag("td", f"{row[name]:.1f}", class_=class_) for name, class_ in columns.items()),
             )
             for row in evaluation.classes[:count]
         ]
@@ -141,19 +129,13 @@ def render_classes(evaluation: Evaluation) -> Html:
     return tag("div", table(WORST), rest, class_="card")
 
 
-def _column_class(name: str) -> str:
-    return "num wide-only" if name in ("P@5", "R@4") else "num"  # a phone has room for two metrics
-
-
 def render_facts(runs: Mapping[str, Evaluation]) -> Html:
     """Show the facts of each run, the settings in which they differ, and their full recipes."""
-    records = {name: run.test.record for name, run in runs.items() if run.test.record is not None}
+    records = {name: run.test.record for name, run in runs.items() if run.test.record}
     if len(runs) == 1:
         (run,) = runs.values()
-        facts = _facts(run)
-        body = tag(
-            "dl", *(tag("div", tag("dt", name), tag("dd", facts[name])) for name in facts), class_="facts"
-        )
+        facts = [tag("div", tag("dt", name), tag("dd", fact)) for name, fact in _facts(run).items()]
+        body = tag("dl", *facts, class_="facts")
     else:
         body = _compare_facts(runs, records)
     recipes = [
@@ -178,8 +160,7 @@ def _compare_facts(runs: Mapping[str, Evaluation], records: Mapping[str, Record]
     recipes = [record.recipe for record in records.values()]
     changed = recipe_differences(recipes) if len(recipes) == len(runs) else {}  # a saved model has no recipe
     columns = [_facts(run) for run in runs.values()]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    head = tag("tr", tag("th", "", scope="col"), *_run_headings(list(runs), None))
+    head = tag("tr", tag("th", "", scope="col"), *_run_headings(runs, None))
 
     def row(name: str, values: Sequence[str]) -> Html:
         return tag("tr", tag("th", name, scope="row"), *(tag("td", value) for value in values))
@@ -187,6 +168,7 @@ def _compare_facts(runs: Mapping[str, Evaluation], records: Mapping[str, Record]
     parts = []
     if changed:
         parts += [tag("h3", "Settings that differ"), _table(head, [row(*item) for item in changed.items()])]
+    names = dict.fromkeys(name for column in columns for name in column)
     rows = [row(name, [column.get(name, "–") for column in columns]) for name in names]
     return join([*parts, tag("h3", "All facts"), _table(head, rows)])
 
@@ -196,11 +178,16 @@ def render_swatch(number: int) -> Html:
     return tag("span", class_="swatch", style=f"--tint: var(--run-{number % RUNS})", aria_hidden="true")
 
 
-def _run_headings(names: Sequence[str], class_: str | None = "num") -> list[Html]:
+def _run_headings(names: Iterable[str], class_: str | None = "num") -> list[Html]:
     return [
         tag("th", render_swatch(number), name_tag(name), scope="col", class_=class_)
         for number, name in enumerate(names)
     ]
+
+
+def _head(columns: Mapping[str, str | None]) -> Html:
+    """Return the row of headings, with their classes."""
+    return tag("tr", *(tag("th", name, scope="col", class_=class_) for name, class_ in columns.items()))
 
 
 def _table(head: Html, rows: Sequence[Html]) -> Html:
@@ -229,9 +216,8 @@ def _meaning(name: str) -> str:
             return "first results that are right"
         return f"{'right' if kind == 'P' else 'a right one'} among the first\u00a0{count}"
     if kind == "pairs: TAR":
-        return (
-            f"pairs of one class accepted at a false accept rate of {float(count.removeprefix('FAR=')):.3g}"
-        )
+        rate = float(count.removeprefix("FAR="))
+        return f"pairs of one class accepted at a false accept rate of {rate:.3g}"
     return _MEANINGS.get(name, "")
 
 
