@@ -173,7 +173,7 @@ def test_classes_learned_from_are_not_tested_when_the_data_grows(stripes, tmp_pa
         shutil.copytree(place, grown, dirs_exist_ok=True)
     given = read(grown)
     result = fit(small_recipe("schedule.epochs=1"), given, tmp_path / "run", cache=tmp_path, progress=False)
-    learned = json.loads((result.folder / "run.json").read_text())["data"]["learned"]
+    learned = json.loads((result.folder / "run.json").read_text())["data"]["train_classes"]
     before = {given.classes[label] for label in embedded(result.folder, tmp_path / "x").labels.tolist()}
     assert before == {*given.classes} - {*learned}
     for number in range(6):

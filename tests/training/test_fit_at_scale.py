@@ -7,39 +7,17 @@ import socket
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from firstpage.data import Catalog
 from firstpage.recipes import Recipe
 from firstpage.training import fit, loop, ranks, reproduce
+from support.noise import Noise, noise_catalog
 
 IMAGES = 90
 
 
-class Noise:
-    """Stored pixels that nobody stored."""
-
-    ok = np.ones(IMAGES, bool)
-
-    def __len__(self):
-        return IMAGES
-
-    def batch(self, rows, device=None):
-        generator = torch.Generator().manual_seed(1)
-        pixels = torch.randint(256, (IMAGES, 36, 36, 3), generator=generator, dtype=torch.uint8)
-        return pixels[torch.as_tensor(np.asarray(rows))]
-
-
-CATALOG = Catalog(
-    "noise",
-    Path(),
-    [str(row) for row in range(IMAGES)],
-    np.arange(IMAGES) // 3,
-    [str(label) for label in range(IMAGES // 3)],
-    {"train": np.arange(60), "test": np.arange(60, IMAGES)},
-)
+CATALOG = noise_catalog(IMAGES, 3, 60)
 
 
 def trained(folder, *changes):
@@ -55,7 +33,7 @@ def trained(folder, *changes):
             "train": {"evaluate_every": 3, "ema": 0.5},
         }
     ).changed(changes)
-    result = fit(recipe, CATALOG, folder, device="cpu", pixels=Noise(), progress=False)
+    result = fit(recipe, CATALOG, folder, device="cpu", pixels=Noise(IMAGES), progress=False)
     return {"weights": dict(result.model.state_dict()), "figures": result.history}
 
 

@@ -1,13 +1,10 @@
 """A loss, a sampler and a backbone of the user's own: in a recipe by name, and in `fit` as an object."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from firstpage.data import Catalog, GroupSampler
+from firstpage.data import GroupSampler
 from firstpage.losses import Loss
 from firstpage.losses.base import masked_mean
 from firstpage.models import Embedder
@@ -15,33 +12,13 @@ from firstpage.models.backbones import Small
 from firstpage.recipes import Recipe
 from firstpage.training import fit
 from firstpage.training.step import TrainStep
+from support.noise import Noise, noise_catalog
 
 HERE = __name__
 IMAGES = 48
 
 
-class Noise:
-    """Pixels that were never files."""
-
-    ok = np.ones(IMAGES, bool)
-
-    def __len__(self):
-        return IMAGES
-
-    def batch(self, rows, device=None):
-        generator = torch.Generator().manual_seed(1)
-        pixels = torch.randint(256, (IMAGES, 36, 36, 3), generator=generator, dtype=torch.uint8)
-        return pixels[torch.as_tensor(np.asarray(rows))]
-
-
-CATALOG = Catalog(
-    "noise",
-    Path(),
-    [str(row) for row in range(IMAGES)],
-    np.arange(IMAGES) // 4,
-    [str(label) for label in range(IMAGES // 4)],
-    {"train": np.arange(32), "test": np.arange(32, IMAGES)},
-)
+CATALOG = noise_catalog(IMAGES, 4, 32)
 
 
 class Gap(Loss):
@@ -94,7 +71,7 @@ def train(folder=None, given=None, **sections):
     for name, section in sections.items():
         table[name] = table.get(name, {}) | section
     recipe = Recipe.of(table)
-    return fit(recipe, CATALOG, folder, loss=given, pixels=Noise(), device="cpu", progress=False)
+    return fit(recipe, CATALOG, folder, loss=given, pixels=Noise(IMAGES), device="cpu", progress=False)
 
 
 def test_a_loss_by_name_gets_the_numbers_it_asks_for(monkeypatch):
@@ -122,7 +99,7 @@ def test_a_loss_object_and_its_name_train_alike(tmp_path):
     recipe = Recipe.read(tmp_path / "recipe.toml")
     assert recipe.loss["name"] == f"{HERE}:Gap"
     with pytest.raises(ValueError, match=r"loss\.given=.*: this run used a loss object: pass it again"):
-        fit(recipe, CATALOG, pixels=Noise(), device="cpu", progress=False)
+        fit(recipe, CATALOG, pixels=Noise(IMAGES), device="cpu", progress=False)
 
 
 def test_a_loss_of_another_library(tmp_path):
