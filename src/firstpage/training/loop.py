@@ -84,12 +84,12 @@ def fit(
         model = _make_model(recipe, target)
         if pixels is None:
             # A recipe that does not fit is refused before the slow decoding.
-            prepare(recipe, catalog, None, model, world=ranks.world_size, loss=loss)
+            prepare(recipe, catalog, None, model, world_size=ranks.world_size, loss=loss)
             stored, resize = recipe.model.stored, recipe.model.resize
             show = progress and ranks.is_first
             pixels = PixelStore.build(catalog, cache, size=stored, resize=resize, progress=show).to(target)
         ranks.barrier()  # the others may take longer to decode theirs
-        setup = prepare(recipe, catalog, pixels.ok, model, world=ranks.world_size, loss=loss)
+        setup = prepare(recipe, catalog, pixels.ok, model, world_size=ranks.world_size, loss=loss)
         ranks.broadcast_tensors([*model.state_dict().values(), *setup.criteria.state_dict().values()])
         job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks)
         resumable = run.path is not None and ranks.world_size == 1  # ranks do not receive signals together

@@ -72,7 +72,7 @@ def prepare(
     readable: NDArray[np.bool_] | None,
     model: Embedder,
     *,
-    world: int = 1,
+    world_size: int = 1,
     loss: nn.Module | None = None,
 ) -> TrainSetup:
     """Prepare a run on the device of its model.
@@ -82,7 +82,7 @@ def prepare(
         catalog: The dataset.
         readable: [N] Which of its images can be decoded. None takes all, to find errors before decoding.
         model: The model to train.
-        world: Number of processes that share a batch.
+        world_size: Number of processes that share a batch.
         loss: A loss object to use instead of the recipe's.
 
     Raises:
@@ -95,8 +95,8 @@ def prepare(
     >>> prepare(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
     array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7])
     """
-    if recipe.batch.size < world:
-        raise UserError(f"batch.size={recipe.batch.size}: there are {world} ranks: give each an image")
+    if recipe.batch.size < world_size:
+        raise UserError(f"batch.size={recipe.batch.size}: there are {world_size} ranks: give each an image")
     if recipe.train.sync_batch_norm and recipe.batch.chunk:
         raise UserError(
             "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "

@@ -1,7 +1,6 @@
 """The forward and backward pass of a training step; `TrainJob.update` then updates the weights."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +58,11 @@ class TrainStep:
         self.recipe, self.model, self.criteria, self.memories = recipe, model, criteria, memories
         self.half, self.ranks = half, Ranks() if ranks is None else ranks
         self.levels: list[Tensor] = []
+        self._device = model.device
         self.parameters = list(model.parameters())  # listed once: a network of many parts is slow to walk
         compiled = recipe.train.compile
         whole = recipe.batch.chunk == 0
-        self._network = compile_network(model.raw, model.device, cuda_graphs=whole) if compiled else model.raw
+        self._network = compile_network(model.raw, self._device, cuda_graphs=whole) if compiled else model.raw
         self._criteria = [torch.compile(part) if compiled else part for part in criteria]
 
     def __call__(
@@ -85,7 +85,7 @@ class TrainStep:
             shares: The slices to embed here. Defaults to this rank's share.
             check: Called with the gathered embeddings before the loss is computed.
         """
-        device, seed = self.model.device, self.recipe.train.seed
+        device, seed = self._device, self.recipe.train.seed
 
         def embed(rows: slice) -> Levels:
             batch = images(rows)
@@ -130,8 +130,8 @@ class TrainStep:
         self.levels = [level.detach() for level in self.levels]
         last = len(self.levels) - 1
         pairs = Pairs.of(self.levels[last], labels, **self._candidates(last, labels, ids))
-        with seeded(self.model.device, "loss", self.recipe.train.seed, step):  # as the step drew them
-            return step_health(cast(Loss, self.criteria[last]), pairs)
+        with seeded(self._device, "loss", self.recipe.train.seed, step):  # as the step drew them
+            return step_health(self.criteria[last], pairs)
 
     def push_memories(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
         """Push the last batch into the memories, unless a flag on the device is set."""
