@@ -344,6 +344,26 @@ def test_a_recorded_step_is_the_eager_step(tmp_path, monkeypatch, changes):
 
 
 @needs_gpu
+def test_the_kernels_of_a_compiled_network_are_launched_together():
+    """One graph for the forward pass, one for the backward pass, and no kernel outside of them."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten()).cuda()
+    embed = compile_network(lambda images: (network(images),), torch.device("cuda"))
+    images = torch.randn(4, 3, 16, 16, device="cuda")
+    seed = torch.ones(4, 8 * 12 * 12, device="cuda")
+
+    def step():
+        network.zero_grad(set_to_none=True)
+        embed(images)[0].backward(seed)
+
+    for _ in range(4):  # warm up, record, replay
+        step()
+    with torch.profiler.profile(activities=[*torch.profiler.supported_activities()]) as profile:
+        step()
+        torch.cuda.synchronize()
+    assert [event.name for event in profile.events()].count("cudaGraphLaunch") == 2
+
+
+@needs_gpu
 def test_a_recorded_dropout_draws_anew_each_step_and_again_for_the_same_step():
     place, network = torch.device("cuda"), nn.Sequential(nn.Linear(6, 64), nn.Dropout()).cuda()
     embed = compile_network(lambda images: (network(images),), place)

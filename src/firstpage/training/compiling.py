@@ -13,7 +13,7 @@ def compile_network(network: Network, device: torch.device, *, cuda_graphs: bool
 
     Launching hundreds of kernels one by one takes a host about as long as the GPU needs to run them, so a
     slow host would limit the throughput. Recorded at the first calls, they are launched together, forward and
-    backward. Batches of another size than the first are launched one by one.
+    backward. Each batch size is recorded by itself: all batches of a run should have one size.
 
     Args:
         network: Maps images to the embeddings of each level.
@@ -28,9 +28,9 @@ def compile_network(network: Network, device: torch.device, *, cuda_graphs: bool
     """
     if device.type != "cuda" or not cuda_graphs:
         return torch.compile(network)
-    recorded = torch.compile(
-        network, options={"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}
-    )
+    # Not with `triton.cudagraph_skip_dynamic_graphs`: torch 2.11 then takes every kernel for a dynamic one
+    # (pytorch issue 197139), and records nothing.
+    recorded = torch.compile(network, options={"triton.cudagraphs": True})
 
     def call(images: Tensor) -> tuple[Tensor, ...]:
         # The outputs of the last call are no longer needed.
