@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 
 from firstpage import cli
-from firstpage.data import read
+from firstpage.data import near_duplicates, read
 from firstpage.data.catalog import Catalog
 from firstpage.data.check import check_dataset
 from firstpage.data.glyphs import draw_glyphs
@@ -21,7 +21,6 @@ from firstpage.data.near_duplicates import (
     MAX_DIFFERENCE,
     MAX_DISTANCE,
     link_near_duplicates,
-    near_pairs,
     sketch,
 )
 from firstpage.data.splits import split_catalog
@@ -76,36 +75,67 @@ def groups(found):
     return [same.paths for same in found]
 
 
+def links_of_brute_force(hashes, colors):
+    """From each image to the first one that near duplicates connect it with; colors are alike if equal."""
+    first = list(range(len(hashes)))
+    for left in range(len(hashes)):
+        for right in range(left + 1, len(hashes)):
+            distance = (int(hashes[left]) ^ int(hashes[right])).bit_count()
+            if distance <= MAX_DISTANCE and colors[left] == colors[right] and first[left] != first[right]:
+                low, high = sorted((first[left], first[right]))
+                first = [low if row == high else row for row in first]
+    return [[low, row] for row, low in enumerate(first) if low < row]
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_near_pairs_are_those_of_brute_force(seed):
+def test_near_duplicates_are_those_of_brute_force(seed, monkeypatch):
     random = np.random.default_rng(seed)
-    hashes = random.integers(0, 2**64, 60, np.uint64, endpoint=False)
+    hashes = random.integers(0, 2**64, 25, np.uint64, endpoint=False)
     # Around each, others at every distance up to 12, so that the boundary is met from both sides.
     turned = [
         int(code) ^ sum(1 << int(bit) for bit in random.choice(64, random.integers(0, 13), replace=False))
         for code in np.repeat(hashes, 6)
     ]
     hashes = random.permutation(np.concatenate([hashes, np.array(turned, np.uint64)]))
-    expected = [
-        [left, right]
-        for left in range(len(hashes))
-        for right in range(left + 1, len(hashes))
-        if (int(hashes[left]) ^ int(hashes[right])).bit_count() <= MAX_DISTANCE
-    ]
-    assert len(expected) > 100
-    assert near_pairs(hashes).tolist() == expected
-
-
-def test_near_pairs_in_many_chunks(monkeypatch):
-    hashes = np.random.default_rng(0).integers(0, 2**12, 300).astype(np.uint64)
-    expected = near_pairs(hashes)
+    colors = random.integers(0, 2, len(hashes))
+    expected = links_of_brute_force(hashes, colors)
+    assert 30 < len(expected) < 150
+    thumbnails = random.integers(0, 256, (2, 192)).astype(np.uint8)[colors]
+    assert link_near_duplicates(hashes, thumbnails).tolist() == expected
     monkeypatch.setattr("firstpage.data.near_duplicates._CHUNK", 50)
-    np.testing.assert_array_equal(near_pairs(hashes), expected)
+    monkeypatch.setattr("firstpage.data.near_duplicates._FEW", 1)
+    assert link_near_duplicates(hashes, thumbnails).tolist() == expected
+
+
+def nearly_one_hash(count):
+    random = np.random.default_rng(0)
+    bits = [1 << random.integers(0, 64, count).astype(np.uint64) for _ in range(3)]
+    return bits[0] ^ bits[1] ^ bits[2]
+
+
+def test_many_near_equal_images_are_compared_with_few(monkeypatch):
+    """A thousand of them are half a million pairs, each met in up to four quarters."""
+    compared = []
+    real = near_duplicates._Images.look_alike
+    monkeypatch.setattr(
+        near_duplicates._Images,
+        "look_alike",
+        lambda images, pairs: compared.append(len(pairs)) or real(images, pairs),
+    )
+    thumbnails = np.tile(np.arange(192, dtype=np.uint8), (1000, 1))
+    links = link_near_duplicates(nearly_one_hash(1000), thumbnails)
+    assert links.tolist() == [[0, row] for row in range(1, 1000)]
+    assert sum(compared) < 100 * 1000
+    # Where no two look alike, no groups save comparisons, but their number is bounded.
+    compared.clear()
+    monkeypatch.setattr(near_duplicates, "_MOST", 10)
+    thumbnails = np.random.default_rng(0).integers(0, 256, (1000, 192)).astype(np.uint8)
+    assert link_near_duplicates(nearly_one_hash(1000), thumbnails).tolist() == []
+    assert sum(compared) < 68 * 18 * 1000
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_near_pairs_of_nothing(count):
-    assert near_pairs(np.zeros(count, np.uint64)).shape == (0, 2)
+def test_near_duplicates_of_nothing(count):
     assert link_near_duplicates(np.zeros(count, np.uint64), np.zeros((count, 192), np.uint8)).shape == (0, 2)
 
 

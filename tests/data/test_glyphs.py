@@ -7,6 +7,7 @@ import sys
 import time
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from firstpage.data import read
 from firstpage.data.glyphs import draw_glyphs
+from firstpage.errors import UserError
 
 module = importlib.import_module("firstpage.data.glyphs")  # the package may export the function by its name
 
@@ -181,3 +184,48 @@ def test_two_at_once_both_get_the_whole(one, tmp_path):
         both = list(pool.map(lambda _: draw_glyphs(tmp_path / "glyphs", images=1), range(2)))
     assert digest(both[0]) == digest(both[1]) == digest(one)
     assert [path.name for path in tmp_path.iterdir()] == ["glyphs"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[1, 2]",
+        b"null",
+        b'{"version": 1}',
+        b'{"version": 1, "images": "1", "seed": 0}',
+        b'{"version": 1, "images": 1.5, "seed": 0}',
+        b'{"version": 1, "images": 1000000000000, "seed": 0}',
+        b'{"version": 1, "images": 0, "seed": 0}',
+        b'{"version": 1, "images": 1, "seed": 0, "more": "\\u001b[2J"}',
+    ],
+    ids=range(12),
+)
+def test_damaged_settings_are_one_line(tmp_path, content):
+    (tmp_path / "glyphs.json").write_bytes(content)
+    for use in (lambda: draw_glyphs(tmp_path, images=1), lambda: read(tmp_path)):
+        with pytest.raises(
+            UserError, match=r"glyphs\.json: .*; remove its folder, and .* drawn again"
+        ) as caught:
+            use()
+        assert str(caught.value).isprintable()
+
+
+def test_settings_that_are_no_file_are_one_line(tmp_path):
+    os.mkfifo(tmp_path / "glyphs.json")
+    with pytest.raises(UserError, match=r"glyphs\.json: a FIFO, not a file; remove"):
+        draw_glyphs(tmp_path, images=1)
+
+
+def test_mutated_settings_are_read_or_refused(tmp_path):
+    random, sound = np.random.default_rng(0), b'{"version": 1, "images": 1, "seed": 0}'
+    for _ in range(200):
+        content = bytearray(sound)
+        for place in random.integers(0, len(content), random.integers(1, 4)):
+            content[place] = random.integers(0, 256)
+        (tmp_path / "glyphs.json").write_bytes(content[: random.integers(0, 2 * len(content))])
+        with suppress(UserError):
+            assert set(module.read_settings(tmp_path / "glyphs.json")) == {"version", "images", "seed"}

@@ -29,6 +29,7 @@ from firstpage.data.store import PixelStore
 from firstpage.data.store_builder import CHUNK, Builder
 from firstpage.data.stream import Stream
 from firstpage.data.workers import Workers
+from firstpage.errors import UserError
 from support.broken import make_broken, ordinary_user, picture
 
 
@@ -164,11 +165,7 @@ def test_an_unchanged_store_is_opened_without_reading_a_file(images, tmp_path, m
     for _ in range(2):  # at a new place every file is read, once
         assert built(catalog_of(moved, images.paths), tmp_path / "stores").path == store.path
         assert asked == ["2.png", *images.paths]
-    about = json.loads((store.path / "store.json").read_text())
-    assert about.pop("root") == str(moved)
-    (store.path / "store.json").write_text(json.dumps(about))  # as older versions wrote it
-    assert built(catalog_of(moved, images.paths), tmp_path / "stores").path == store.path
-    assert asked == ["2.png", *images.paths * 2]
+    assert json.loads((store.path / "store.json").read_text())["root"] == str(moved)
 
 
 def of_one_color(root, color):
@@ -640,8 +637,135 @@ def test_arguments(images, tmp_path):
     store = built(images, tmp_path / "stores")
     about = json.loads((store.path / "store.json").read_text())
     (store.path / "store.json").write_text(json.dumps(about | {"version": 0}))
-    with pytest.raises(ValueError, match="store version 0, expected 1; build it again"):
+    with pytest.raises(ValueError, match="store of version 0, expected 2; build it again"):
         PixelStore(store.path)
     shutil.rmtree(store.path)
     with pytest.raises(FileNotFoundError, match=r"not a pixel store; make one with PixelStore\.build"):
         PixelStore(store.path)
+
+
+def mended(catalog, folder, match):
+    """Build a store that is there but damaged; return it and the files that were decoded."""
+    decoded, real = [], store_builder.decode_rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_builder, "decode_rows", lambda *task: decoded.extend(task[2]) or real(*task))
+        with pytest.warns(UserWarning, match=match) as caught:
+            store = built(catalog, folder)
+    (warning,) = caught
+    assert str(warning.message).isprintable()
+    return store, decoded
+
+
+def half_zeroed(content):
+    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "rows"),
+    [
+        (half_zeroed, [2, 3, 4]),
+        (lambda content: content[:200], [1, 2, 3, 4]),
+        (lambda content: b"", [0, 1, 2, 3, 4]),
+        (lambda content: content[:400] + bytes([content[400] ^ 1]) + content[401:], [2]),
+        (lambda content: content[192:] + content[:192], [0, 1, 2, 3, 4]),
+    ],
+    ids=["half zeroed", "cut", "empty", "one bit", "rows in another order"],
+)
+def test_damaged_pixels_are_told_and_decoded_again(images, tmp_path, damage, rows):
+    store = built(images, tmp_path / "stores")
+    before = contents(store.path)
+    (store.path / "pixels.bin").write_bytes(damage(before["pixels.bin"]))
+    message = rf"the pixel store is damaged \({len(rows)} of 5 rows, the first is {rows[0]}\)"
+    with pytest.raises(UserError, match=message + "; build it again with PixelStore.build"):
+        PixelStore(store.path)
+    again, decoded = mended(images, tmp_path / "stores", message + "; decoding them again")
+    assert decoded == [images.paths[row] for row in rows]
+    assert (again.path, contents(again.path)) == (store.path, before)
+
+
+def sealed(change):
+    """Of store.json: with a right checksum, as a stranger may write it."""
+
+    def damage(content):
+        about = json.loads(content)
+        about.pop("checksum")
+        about |= change
+        return json.dumps(about | {"checksum": store_builder._checksum(about)}).encode()
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("store.json", half_zeroed),
+        ("store.json", lambda content: b""),
+        ("store.json", lambda content: b"[" * 100_000),
+        ("store.json", lambda content: content.replace(b'"unreadable": {}', b'"unreadable": {"3": "gone"}')),
+        ("store.json", lambda content: content.replace(b'"images": 5', b'"images": "5"')),
+        ("store.json", sealed({"unreadable": {"7": "beyond the end"}})),
+        ("store.json", sealed({"unreadable": {"1": 2}})),
+        ("store.json", sealed({"framing": {"size": 8}})),
+        ("store.json", sealed({"framing": {"size": "8", "resize": "pad", "boxes": False, "margin": 0.0}})),
+        ("store.json", sealed({"images": 10**15})),
+        ("files.bin", half_zeroed),
+        ("files.bin", lambda content: content[:-1]),
+        ("files.bin", lambda content: b""),
+    ],
+    ids=range(13),
+)
+def test_a_damaged_index_is_told_and_the_store_built_again(images, tmp_path, name, damage):
+    store = built(images, tmp_path / "stores")
+    before = contents(store.path)
+    (store.path / name).write_bytes(damage(before[name]))
+    assert (store.path / name).read_bytes() != before[name]
+    with pytest.raises(UserError, match=r"the pixel store is damaged .*; build it again") as caught:
+        PixelStore(store.path)
+    assert str(caught.value).isprintable()
+    again, decoded = mended(images, tmp_path / "stores", "the pixel store is damaged .*; building it again")
+    assert decoded == images.paths
+    assert list((tmp_path / "stores").iterdir()) == [store.path]
+    assert (again.path, contents(again.path)) == (store.path, before)
+
+
+def test_a_store_without_a_file_is_built_again(images, tmp_path):
+    for name in ("pixels.bin", "files.bin", "store.json"):
+        store = built(images, tmp_path / "stores")
+        before = contents(store.path)
+        (store.path / name).unlink()
+        again, _ = mended(images, tmp_path / "stores", "pixel store")
+        assert (again.path, contents(again.path)) == (store.path, before)
+
+
+def test_mutated_stores_are_never_used(images, tmp_path):
+    store = built(images, tmp_path / "stores")
+    before, pixels = contents(store.path), store.pixels.copy()
+    random, told = np.random.default_rng(0), 0
+    for _ in range(150):
+        name = random.choice(sorted(before))
+        content = bytearray(before[name])
+        for place in random.integers(0, len(content), random.integers(1, 4)):
+            content[place] = random.integers(0, 256)
+        (store.path / name).write_bytes(content[: random.integers(0, 2 * len(content))])
+        try:
+            opened = PixelStore(store.path)
+        except UserError as error:
+            told += str(error).isprintable()
+        else:
+            told += 1
+            assert (opened.pixels == pixels).all()
+            assert opened.unreadable == {}
+        (store.path / name).write_bytes(before[name])
+    assert told == 150
+
+
+def test_an_interrupted_build_does_not_go_on_with_damaged_pixels(images, tmp_path, monkeypatch):
+    catalog = catalog_of(images.root, images.paths[:1] * CHUNK + images.paths[1:2] * CHUNK)
+    stop_at("1.png", monkeypatch, catalog, tmp_path / "stores")
+    (building,) = (tmp_path / "stores").glob("building-*")
+    with open(building / "pixels.bin", "r+b") as file:
+        file.write(bytes(100))
+    with open(building / "journal", "ab") as file:
+        file.write(b'00000000 [64, "mutated"]\n{}\n\xff\n')
+    fresh = built(catalog, tmp_path / "fresh")
+    assert contents(built(catalog, tmp_path / "stores").path) == contents(fresh.path)

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:  # workers import this module, and start twice as fast without
 
 RESIZES = ("squash", "shorter", "pad")
 
-# A decoded file: size in bytes, modification time in ns, fingerprint (or ""), reason if unreadable (or "").
-FileRecord = tuple[int, int, str, str]
+# A decoded file: size in bytes, modification time in ns, fingerprint (or ""), checksum of the pixels (or 0),
+# reason if unreadable (or "").
+FileRecord = tuple[int, int, str, int, str]
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def decode_rows(
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     decode_rows(Framing(2), "", ["nowhere.jpg"], None, file.name, 0, fingerprints=True)
     ...     file.read()
-    [(-1, -1, '', 'no such file')]
+    [(-1, -1, '', 2077607535, 'no such file')]
     b'\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00'
     """
     blank = bytes(framing.size**2 * 3)
@@ -142,7 +144,8 @@ def decode_rows(
             except Unreadable as error:
                 reason = error.reason
             output.write(pixels)
-            rows.append((size, mtime, digest, reason))
+            checksum = zlib.crc32(pixels) if fingerprints else 0
+            rows.append((size, mtime, digest, checksum, reason))
     return rows
 
 

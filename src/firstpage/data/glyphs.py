@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
+from firstpage.data.decode import Unreadable, open_regular, printable
 from firstpage.errors import UserError
 
 # Code points of each script, in hexadecimal. Fixed, so that the classes are the same everywhere: the letters
@@ -68,6 +69,8 @@ _FACES = [
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 ]
 INDEX = "glyphs.json"
+_INDEX_BYTES = 1000  # more than any has
+_MOST_IMAGES = 10_000  # of a class
 _VERSION = 1  # of the images: a cache of another version is drawn again
 _SIDE = 48  # of an image
 _CANVAS = 2 * _SIDE  # glyphs are drawn at twice the size, then averaged
@@ -106,13 +109,15 @@ def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int
     """
     if images < 1:
         raise UserError(f"draw_glyphs(images={images}): images must be at least 1")
+    if images > _MOST_IMAGES:
+        raise UserError(f"draw_glyphs(images={images}): images must be at most {_MOST_IMAGES}")
     if seed < 0:
         raise UserError(f"draw_glyphs(seed={seed}): seed must not be negative")
     settings = {"version": _VERSION, "images": images, "seed": seed}
     root = Path(folder) if folder is not None else cache_folder() / f"glyphs-{_VERSION}-{images}-{seed}"
     if not (root / INDEX).exists():
         _create(root, settings)
-    existing = json.loads((root / INDEX).read_text())
+    existing = read_settings(root / INDEX)
     if existing != settings:
         raise UserError(
             f"draw_glyphs(folder={str(root)!r}): it contains {existing}, not {settings}; use another folder"
@@ -132,6 +137,41 @@ def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int
         groups=groups,
         group_names=scripts,
     )
+
+
+def read_settings(index: Path) -> dict[str, int]:
+    """Return the settings that a folder of glyphs was drawn with: `version`, `images` and `seed`.
+
+    Args:
+        index: Its file `glyphs.json`.
+
+    Raises:
+        UserError: The file is damaged.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     Path(file.name).write_bytes(b'{"version": 1, "images": 16, "seed": 0}')
+    ...     read_settings(Path(file.name))
+    39
+    {'version': 1, 'images': 16, 'seed': 0}
+    """
+    try:
+        with open_regular(index) as file:
+            settings = json.loads(file.read(_INDEX_BYTES))
+    except Unreadable as error:
+        raise UserError(f"{error}; remove its folder, and the glyphs are drawn again") from error
+    except (ValueError, RecursionError):
+        settings = None
+    if (
+        not isinstance(settings, dict)
+        or settings.keys() != {"version", "images", "seed"}
+        or any(type(value) is not int for value in settings.values())
+        or not 1 <= settings["images"] <= _MOST_IMAGES
+    ):
+        raise UserError(
+            f"{printable(index)}: not the settings of glyphs; remove its folder, and they are drawn again"
+        )
+    return settings
 
 
 def _points() -> list[tuple[str, int]]:

@@ -17,6 +17,7 @@ MIN_CONTRAST = 2.0  # standard deviation of the brightness; with less there is n
 _SIDE = 32  # of the transformed image
 _NOISE = 16  # effect of rounding on a frequency; only larger values count as strong
 _CHUNK = 2**20  # candidate pairs compared at a time
+_FEW, _MOST = 8, 1024  # others that an image is compared with in one lookup: first, and in the end
 
 _frequency = np.arange(_SIDE)
 _COSINES = np.cos(np.pi / _SIDE * _frequency[:, None] * (_frequency + 0.5))
@@ -51,75 +52,130 @@ def sketch(image: Image.Image) -> tuple[int, bytes] | None:
     return int.from_bytes(code, "big"), thumbnail.round().astype(np.uint8).tobytes()
 
 
-def near_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return all pairs of hashes that differ in at most `MAX_DISTANCE` = 7 bits.
-
-    Such hashes differ in at most one bit in at least one of their four 16-bit quarters: so each quarter is
-    looked up among all others, as it is and with each of its bits flipped. For N hashes this takes about
-    34 · N² / 2¹⁶ steps and the memory of the result.
-
-    Args:
-        hashes: [N] uint64.
-
-    Returns:
-        [P, 2] int64, positions in `hashes`, the smaller first, in ascending order.
-
-    >>> near_pairs(np.array([0, 2**40 - 1, 0b1111111, 0b11111111], np.uint64)).tolist()
-    [[0, 2], [2, 3]]
-    """
-    quarters = hashes[:, None].view(np.uint16)
-    codes = [np.empty(0, np.int64)]
-    for quarter in quarters.T:
-        order = np.argsort(quarter, kind="stable")
-        starts = np.concatenate([[0], np.bincount(quarter, minlength=2**16).cumsum()])
-        for flipped in (0, *(1 << bit for bit in range(16))):
-            wanted = quarter ^ np.uint16(flipped)
-            first, counts = starts[wanted], np.diff(starts)[wanted]
-            ends = counts.cumsum()
-            cuts = np.searchsorted(ends, np.arange(_CHUNK, ends[-1] if ends.size else 0, _CHUNK))
-            for rows in np.split(np.arange(len(hashes)), cuts):
-                left = np.repeat(rows, counts[rows])
-                step = np.arange(left.size) - np.repeat(counts[rows].cumsum() - counts[rows], counts[rows])
-                right = order[first[left] + step]
-                left, right = left[left < right], right[left < right]
-                near = _ONES[quarters[left] ^ quarters[right]].sum(1) <= MAX_DISTANCE
-                codes.append(left[near] * len(hashes) + right[near])
-    pairs = np.unique(np.concatenate(codes))
-    return np.stack([pairs // max(len(hashes), 1), pairs % max(len(hashes), 1)], 1)
-
-
 def link_near_duplicates(hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return pairs of near duplicates, enough of them to link each image with all its near duplicates.
+    """Return links between near duplicates: from each image to the first one of its group.
 
-    Images with the same hash are only compared with the first of them, which represents its near duplicates:
-    ten thousand copies of a placeholder image give ten thousand links, not fifty million.
+    A group is what near duplicates connect: a row of images that each look like the next one is one group.
+    Images with the same hash and colors are represented by the first of them.
+
+    Hashes that differ in at most `MAX_DISTANCE` = 7 bits differ in at most one bit in at least one of their
+    four 16-bit quarters: so each quarter is looked up among all others, as it is and with each of its bits
+    flipped. For N hashes this takes about 34 · N² / 2¹⁶ steps. Where thousands of images are nearly the same,
+    images of one group are not compared any more, and each image is compared with at most `_MOST` others in
+    each of the 68 lookups: time and memory are at most proportional to N, whatever the images show.
 
     Args:
         hashes: [N] uint64.
         thumbnails: [N, 192] uint8.
 
     Returns:
-        [P, 2] int64, positions in `hashes`.
+        [P, 2] int64, positions in `hashes`: the first image of a group and another one, P < N.
 
     >>> red, blue = np.zeros((2, 192), np.uint8)
     >>> red[0::3], blue[2::3] = 200, 200
     >>> link_near_duplicates(np.array([5, 5, 4], np.uint64), np.stack([red, blue, red])).tolist()
     [[0, 2]]
     """
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    images = _Images(hashes, thumbnails)
     rows = np.arange(len(hashes))
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.stack([first[inverse], rows], 1)[first[inverse] < rows]
-    copies = copies[_same_colors(thumbnails, copies)]
+    copies = copies[images.look_alike(copies)]
+    images.merge(copies)
     others = np.setdiff1d(rows, copies[:, 1])
-    pairs = others[near_pairs(hashes[others])]
-    return np.concatenate([copies, pairs[_same_colors(thumbnails, pairs)]])
+    for quarter in range(4):
+        images.look_up(others, quarter)
+        for flipped in (0, *(1 << bit for bit in range(16))):
+            # A few comparisons make most of what is alike one group, and most other comparisons needless.
+            cut = images.compare(images.sorted, flipped, _FEW)
+            images.compare(cut, flipped, _MOST)
+    _, first, inverse = np.unique(images.groups, return_index=True, return_inverse=True)
+    links = np.stack([first[inverse], rows], 1)
+    return links[links[:, 0] < rows]
 
 
-def _same_colors(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
-    same = [np.empty(0, np.bool_)]
-    for part in np.split(pairs, range(2**16, len(pairs), 2**16)):
-        # Without the mean, as the overall brightness may differ. At least 1, the contrast of rounding errors.
-        left, right = (thumbnails[rows] - thumbnails[rows].mean(1, keepdims=True) for rows in part.T)
-        contrast = np.minimum(np.abs(left).mean(1), np.abs(right).mean(1)).clip(1)
-        same.append(np.abs(left - right).mean(1) <= MAX_DIFFERENCE * contrast)
-    return np.concatenate(same)
+class _Images:
+    """Images in groups of near duplicates: at first each is a group, and `compare` merges groups."""
+
+    def __init__(self, hashes: NDArray[np.uint64], thumbnails: NDArray[np.uint8]) -> None:
+        self.hashes, self.thumbnails, self.groups = hashes, thumbnails, np.arange(len(hashes))
+        self._contrast = np.empty(len(hashes))
+        self._blocks = np.empty((len(hashes), 48), np.float32)
+        for rows in np.split(self.groups, range(2**12, len(hashes), 2**12)):
+            colors = self._colors(rows)
+            self._contrast[rows] = np.abs(colors).mean(1).clip(1)  # at least that of rounding errors
+            self._blocks[rows] = colors.reshape(-1, 4, 2, 4, 2, 3).sum((2, 4)).reshape(-1, 48)
+
+    def look_up(self, rows: NDArray[np.int64], quarter: int) -> None:
+        """Prepare to `compare` these images by a quarter of their hashes."""
+        self._quarter = self.hashes[:, None].view(np.uint16)[:, quarter].astype(np.int64)
+        self._starts = np.concatenate([[0], np.bincount(self._quarter[rows], minlength=2**16).cumsum()])
+        self._sort(rows)
+
+    def _sort(self, rows: NDArray[np.int64]) -> None:
+        keys = self._quarter[rows] * len(self.groups) + self.groups[rows]
+        order = np.argsort(keys)
+        self.sorted, self._keys = rows[order], keys[order]
+
+    def compare(self, left: NDArray[np.int64], flipped: int, most: int) -> NDArray[np.int64]:
+        """Compare images with those whose quarter is the same but for the bits `flipped`.
+
+        Args:
+            left: The images to compare.
+            flipped: The bits of the quarter that differ.
+            most: Number of images to compare one with at most.
+
+        Returns:
+            The images that have more candidates.
+        """
+        wanted = self._quarter[left] ^ flipped
+        # Of the images with the wanted value, those of later groups: so no pair is met twice.
+        first = np.searchsorted(self._keys, wanted * len(self.groups) + self.groups[left], side="right")
+        counts = self._starts[wanted + 1] - first
+        left, first, counts = (array[counts > 0] for array in (left, first, counts))
+        cut: NDArray[np.int64] = left[counts > most]
+        counts = counts.clip(max=most)
+        ends = counts.cumsum()
+        cuts = np.searchsorted(ends, np.arange(_CHUNK, ends[-1] if ends.size else 0, _CHUNK))
+        merged = False
+        for part in np.split(np.arange(left.size), cuts):
+            each = np.repeat(part, counts[part])
+            step = np.arange(each.size) - np.repeat(counts[part].cumsum() - counts[part], counts[part])
+            pairs = np.stack([left[each], self.sorted[first[each] + step]], 1)
+            bits = (self.hashes[pairs[:, :1]] ^ self.hashes[pairs[:, 1:]]).view(np.uint16)
+            distance = sum(_ONES[quarter] for quarter in bits.T)  # many times faster than a sum over an axis
+            pairs = pairs[distance <= MAX_DISTANCE]
+            pairs = pairs[self.groups[pairs[:, 0]] != self.groups[pairs[:, 1]]]
+            pairs = pairs[self.look_alike(pairs)]
+            self.merge(pairs)
+            merged |= bool(len(pairs))
+        if merged:
+            self._sort(self.sorted)
+        return cut
+
+    def merge(self, pairs: NDArray[np.int64]) -> None:
+        """Make one group of those that the pairs connect."""
+        from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy
+        from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
+
+        if pairs.size:
+            edges, count = self.groups[pairs], len(self.groups)
+            graph = coo_array((np.ones(len(edges), np.bool_), edges.T), shape=(count, count))
+            self.groups = connected_components(graph, directed=False)[1][self.groups].astype(np.int64)
+
+    def look_alike(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each pair of images whether their colors differ by little of their contrast."""
+        alike = np.zeros(len(pairs), np.bool_)
+        for part in np.split(np.arange(len(pairs)), range(2**14, len(pairs), 2**14)):
+            left, right = pairs[part].T
+            limit = MAX_DIFFERENCE * np.minimum(self._contrast[left], self._contrast[right])
+            # Sums of colors differ by no more than the colors: few pairs need the exact comparison.
+            near = np.abs(self._blocks[left] - self._blocks[right]).sum(1) <= 192.01 * limit
+            left, right, limit, part = left[near], right[near], limit[near], part[near]
+            alike[part] = np.abs(self._colors(left) - self._colors(right)).mean(1) <= limit
+        return alike
+
+    def _colors(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return thumbnails without their mean, as the overall brightness may differ."""
+        colors: NDArray[np.float64] = self.thumbnails[rows] - self.thumbnails[rows].mean(1, keepdims=True)
+        return colors

@@ -1,6 +1,5 @@
 """The pixel store: every image is decoded and resized once, then read at the speed of memory."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import printable
 from firstpage.data.framing import Framing
-from firstpage.data.store_builder import VERSION, Builder
+from firstpage.data.store_builder import PIXELS, Builder, damaged_rows, describe_damage, read_index
 from firstpage.errors import UserError
 
 Rows = Sequence[int] | np.ndarray | torch.Tensor
@@ -37,6 +36,11 @@ class PixelStore:
 
     Args:
         path: The folder of a finished store.
+        verify: Compare all pixels with their checksums: about 1.5 GB per second and core.
+
+    Raises:
+        FileNotFoundError: There is no store.
+        UserError: It is damaged, or of another version. `PixelStore.build` builds again what is damaged.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -60,17 +64,18 @@ class PixelStore:
     FileNotFoundError: nowhere: not a pixel store; make one with PixelStore.build
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
         try:
-            about = json.loads((self.path / "store.json").read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(f"{path}: not a pixel store; make one with PixelStore.build") from None
-        if about["version"] != VERSION:
-            raise UserError(f"{path}: store version {about['version']}, expected {VERSION}; build it again")
-        self.framing = Framing(**about["framing"])
-        self.pixels: np.ndarray = np.load(self.path / "pixels.npy", mmap_mode="r")
-        self.unreadable: dict[int, str] = {int(row): reason for row, reason in about["unreadable"].items()}
+            index = read_index(self.path)
+            if verify and (damaged := damaged_rows(self.path, index)):
+                raise UserError(describe_damage(self.path, damaged, index))
+        except UserError as error:
+            raise UserError(f"{error}; build it again with PixelStore.build") from None
+        self.framing = Framing(**index.about["framing"])
+        shape = (len(index.files), self.framing.size, self.framing.size, 3)
+        self.pixels: np.ndarray = np.memmap(self.path / PIXELS, np.uint8, "r", shape=shape)
+        self.unreadable = {int(row): reason for row, reason in index.about["unreadable"].items()}
         self.ok = np.ones(len(self.pixels), dtype=bool)
         self.ok[list(self.unreadable)] = False
         self._device = torch.device("cpu")
@@ -95,7 +100,8 @@ class PixelStore:
         Stores are identified by the content of the files and the settings. Files whose folder, size or
         modification time changed are read again. Unreadable images are tried again by another version of
         Pillow, and always if they failed for lack of memory. A killed build resumes where it stopped. If
-        another process is building the same store, this one waits for it.
+        another process is building the same store, this one waits for it. All pixels are compared with their
+        checksums, and damaged ones are decoded again, with a warning.
 
         Args:
             catalog: The images.
@@ -117,7 +123,7 @@ class PixelStore:
             raise UserError(f"the catalog {catalog.name!r} has no images")
         stores = cache_folder() / "pixels" if folder is None else Path(folder)
         framing = Framing(size, resize, boxes, margin)
-        store = cls(Builder(catalog, stores, framing, workers, progress).find_or_build())
+        store = cls(Builder(catalog, stores, framing, workers, progress).find_or_build(), verify=False)
         if strict and store.unreadable:
             named = [
                 f"{printable(catalog.paths[row])} ({reason})" for row, reason in store.unreadable.items()

@@ -182,8 +182,10 @@ def rows_by_name(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     >>> {name: rows.tolist() for name, rows in rows_by_name(["train", "", "test", "train"]).items()}
     {'train': [0, 3], 'test': [2]}
     """
-    codes, ordered = encode_names(names)
-    return {name: np.flatnonzero(codes == ordered.index(name)) for name in dict.fromkeys(names) if name}
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        rows.setdefault(name, []).append(row)
+    return {name: np.array(rows_of, np.int64) for name, rows_of in rows.items() if name}
 
 
 def split_first_classes(labels: NDArray[np.int64], count: int) -> dict[str, NDArray[np.int64]]:
