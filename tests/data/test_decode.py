@@ -118,11 +118,14 @@ def test_want_of_memory_is_one_reason(tmp_path, monkeypatch, error):
     assert caught.value.reason == NO_MEMORY
 
 
-def test_max_pixels_is_compared_with_the_header(tmp_path):
+def test_max_bytes_is_compared_with_what_the_header_claims(tmp_path):
     path = saved(tmp_path, picture(120, 90), "a.jpg")
-    assert decode_image(path, max_pixels=120 * 90).size == (120, 90)
-    with pytest.raises(Unreadable, match="header claims 120 × 90 pixels, more than max_pixels=10799"):
-        decode_image(path, max_pixels=120 * 90 - 1)
+    cost = 120 * 90 * 8 + path.stat().st_size
+    assert decode_image(path, max_bytes=cost).size == (120, 90)
+    with pytest.raises(
+        Unreadable, match="header claims 120 × 90 pixels, which take 0 MiB to decode; max_bytes"
+    ):
+        decode_image(path, max_bytes=cost - 1)
 
 
 UPRIGHT = {

@@ -1,20 +1,18 @@
 """Checking a dataset before training: broken files, duplicates, conflicting labels, leakage."""
 
 import os
-import warnings
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import FORMATS, Unreadable, decode_image, fingerprint, open_regular
+from firstpage.data.decode import Unreadable, decode_image, open_regular
 from firstpage.data.near_duplicates import link_near_duplicates, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.data.readers.survey import unread_notes
 from firstpage.data.report import DatasetReport, DuplicateGroup
-from firstpage.data.workers import Workers
+from firstpage.data.workers import Workers, usable_cores
 
 CHUNK = 64  # files inspected by one task
 
@@ -40,6 +38,7 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
 
     >>> import tempfile
     >>> from pathlib import Path
+    >>> from PIL import Image
     >>> with tempfile.TemporaryDirectory() as root:
     ...     for name in ("a.png", "b.png"):
     ...         Image.linear_gradient("L").save(Path(root, name))
@@ -83,14 +82,9 @@ def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:
 
 def _inspect_file(path: str) -> _FileInfo:
     try:
-        with open_regular(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            digest = fingerprint(file)
+        with open_regular(path) as file:
             image = decode_image(file, min_side=64)
-            # The decoded image has lost the stored size and format; opening the file again is safe by now.
-            file.seek(0)
-            header = Image.open(file, formats=FORMATS)
-            return _FileInfo("", header.format or "", *header.size, digest, sketch(image))
+            return _FileInfo("", file.format, *file.size, file.fingerprint(), sketch(image))
     except Unreadable as error:
         return _FileInfo(error.reason)
 
@@ -100,7 +94,7 @@ def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> l
     tasks = [(root, catalog.paths[start : start + CHUNK]) for start in starts]
     parts: list[list[_FileInfo]] = [[] for _ in tasks]
     with (
-        Workers(workers if len(tasks) > 1 else 0) as pool,
+        Workers(min(usable_cores() if workers is None else workers, len(tasks))) as pool,
         progress_bar(f"checking {catalog.name}", len(catalog), progress) as advance,
     ):
         for index, part in pool.map(_inspect_files, tasks):
