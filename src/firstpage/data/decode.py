@@ -31,7 +31,7 @@ MAX_FILE_BYTES = 2**29
 MAX_SIDE = 2**16  # a JPEG has at most 65,535; the weights for resizing one side take 16 bytes per pixel of it
 MAX_SCANNED = 2**31  # pixels times scans of a JPEG: seconds; photographs have about 10 scans
 
-# Bytes that decoders need per pixel, measured with `benchmarks/decode.py --memory`. Pillow takes 4 bytes per
+# Bytes that decoders need per pixel: measured as the peak memory of a process, rounded up. Pillow takes 4 per
 # pixel of RGB, and 4 more while it converts or turns an image.
 PIXEL_BYTES = {"WEBP": 18, "AVIF": 24, "TIFF": 13}
 STRIP = 2**20  # pixels converted at a time
