@@ -14,8 +14,10 @@ from PIL import Image, ImageDraw, ImageEnhance
 
 from firstpage import cli
 from firstpage.data import near_duplicates, read
+from firstpage.data import workers as workers_module
 from firstpage.data.catalog import Catalog
 from firstpage.data.check import check_dataset
+from firstpage.data.file_structure import sign_of_cut
 from firstpage.data.glyphs import draw_glyphs
 from firstpage.data.near_duplicates import (
     MAX_DIFFERENCE,
@@ -373,6 +375,79 @@ def test_200_broken_files_are_each_reported_by_name(tmp_path, workers):
     assert (report.images, report.formats) == (202, {"JPEG": 1, "PNG": 1})
 
 
+def zero_tail(data):
+    return data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
+
+
+def closed(data):
+    return data[: len(data) // 2] + b"\xff\xd9"
+
+
+CUT = {
+    # kind: (options, damage, the sign, or "" if it is unreadable)
+    "webp": ({}, zero_tail, "bytes are zero"),
+    "avif": ({}, zero_tail, "bytes are zero"),
+    "bmp": ({}, zero_tail, "bytes are zero"),
+    "tiff": ({}, zero_tail, "bytes are zero"),
+    "png": ({}, zero_tail, ""),
+    "jpeg": ({"quality": 90}, closed, "are gray"),
+    "jpg": ({"quality": 90, "progressive": True}, closed, "scans are missing"),
+    "gif": (
+        {"save_all": True, "append_images": [photo(1), photo(2)]},
+        lambda data: data[:-900],
+        "end marker",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_images_that_lack_their_end_are_noted(tmp_path, kind):
+    options, damage, sign = CUT[kind]
+    save(photo(0, (320, 240)), tmp_path / f"a/whole.{kind}", **options)
+    cut = damage((tmp_path / f"a/whole.{kind}").read_bytes())
+    (tmp_path / f"a/cut.{kind}").write_bytes(cut)
+    save(Image.new("RGB", (320, 240), "white"), tmp_path / f"a/white.{kind}")
+    save(Image.new("RGB", (320, 240), (128, 128, 128)), tmp_path / f"a/gray.{kind}")
+    report = checked(tmp_path)
+    if sign:
+        assert list(report.cut) == [f"a/cut.{kind}"]
+        assert sign in report.cut[f"a/cut.{kind}"]
+        assert f"1 image that may be cut\n  a/cut.{kind}: its" in report.text() or kind == "jpg"
+        assert report.unreadable == {}
+        assert "cut" not in report.text().splitlines()[-1]
+    else:
+        assert report.cut == {}
+        assert list(report.unreadable) == [f"a/cut.{kind}"]
+
+
+def test_a_turned_jpeg_that_is_cut_is_noted(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "a.jpg").write_bytes(closed(encode_picture(photo(0, (320, 240)), "JPEG", exif=exif)))
+    report = check_dataset(table(tmp_path, [("a.jpg", 0, [])]), workers=0, progress=False)
+    assert "are gray" in report.cut["a.jpg"]
+
+
+def test_a_jpeg_filled_up_with_zeros_is_unreadable_or_noted(tmp_path):
+    whole = encode_picture(photo(0), "JPEG")
+    assert sign_of_cut(whole + bytes(500), "JPEG") == ""  # padding of some cameras
+    assert sign_of_cut(whole[:-2] + bytes(500), "JPEG") == "its end marker is missing"
+
+
+def test_a_file_that_kills_the_process_does_not_end_the_check(tmp_path):
+    save(photo(0), tmp_path / "a/1.png")
+    save(photo(1), tmp_path / "a/2.png")
+    # Pillow decodes a PPM whose maximum is 254 by a loop in Python.
+    (tmp_path / "a/slow.ppm").write_bytes(b"P6 2000 1500 254\n" + bytes(3 * 2000 * 1500))
+    shorter = "import firstpage.data.worker as worker; worker.SECONDS = 0.5"
+    boot = workers_module.BOOT.replace("serve(int(current))", f"{shorter}\nserve(int(current))")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers_module, "BOOT", boot)
+        report = checked(tmp_path, workers=1)
+    assert report.unreadable == {"a/slow.ppm": "takes more than 10 s to decode"}
+    assert report.images == 3
+
+
 def test_names_are_printed_in_one_line(tmp_path):
     rows = [("two\nlines.jpg", 0, []), ("ö.jpg", 0, []), ("\udcff.jpg", 0, [])]
     save(photo(0), tmp_path / "red\x1b[31m.png")
@@ -421,6 +496,7 @@ def test_counts_and_json(tmp_path):
         },
         "formats": {"JPEG": 1, "PNG": 3},
         "unreadable": {},
+        "cut": {},
         "flat": [],
         "exact_duplicates": [],
         "near_duplicates": [],

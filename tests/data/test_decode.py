@@ -3,9 +3,11 @@
 import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from firstpage.data.decode import NO_MEMORY, Unreadable, decode_image
-from firstpage.data.framing import fingerprint_files
+from firstpage.data.framing import Framing, decode_rows, fingerprint_files
 from support.broken import FORMATS, encode_picture, make_broken, ordinary_user, picture
 
 
@@ -84,6 +86,141 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14)
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
+MEASURE = """
+import sys
+from PIL import Image
+from firstpage.data.framing import Framing, decode_rows
+Image.init()
+def peak():  # in kB; getrusage counts the parent's as well
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
+before = peak()
+[(*_, reason)] = decode_rows(Framing(8), "", [sys.argv[1]], None, sys.argv[2], 0, True)
+print(reason or "readable", peak() - before)
+"""
+
+
+def png_chunk(name, content):
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def black_png(width, height, depth, color):
+    """A PNG of zeros, made without its pixels."""
+    rows = bytes(height * (1 + width * depth // 8 * {0: 1, 6: 4}[color]))
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + png_chunk(b"IHDR", header)
+        + png_chunk(b"IDAT", zlib.compress(rows, 1))
+        + png_chunk(b"IEND", b"")
+    )
+
+
+def tiny_webp(side):
+    """34 bytes that claim side × side pixels of one color, and are right."""
+    bits = (side - 1) | (side - 1) << 14
+    return b"RIFF" + struct.pack("<I", 26) + b"WEBPVP8L" + struct.pack("<IBI", 13, 0x2F, bits) + bytes(9)
+
+
+LARGE = {
+    # name: (content, reason, bytes that it may take: 8 per pixel if it is read)
+    "line.png": (lambda: black_png(2**27 - 1, 1, 8, 0), "header claims 134217727 × 1 pixels; a side has", 0),
+    "deep.png": (lambda: black_png(4096, 4096, 16, 0), "readable", 8 * 2**24),
+    "alpha.png": (lambda: black_png(4096, 4096, 8, 6), "readable", 8 * 2**24),
+    "claims.webp": (lambda: tiny_webp(11_585), "header claims 11585 × 11585 pixels, which take 2,304 MiB", 0),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_image_takes_little_memory_or_is_refused(tmp_path, name):
+    content, expected, allowed = LARGE[name]
+    arguments = [write(tmp_path, name, content()), write(tmp_path, "pixels", b"")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    reason, _, peak = done.stdout.rpartition(" ")
+    assert reason.startswith(expected)
+    assert int(peak) * 1024 < allowed + 2**26
+
+
+def many_scans(scans, side=4000):
+    """A progressive JPEG whose last scan is repeated."""
+    buffer = io.BytesIO()
+    Image.new("L", (side, side)).save(buffer, "JPEG", progressive=True)
+    content = buffer.getvalue()
+    last = content.rindex(b"\xff\xda")
+    return content[:-2] + content[last:-2] * scans + content[-2:]
+
+
+def test_a_jpeg_of_very_many_scans_is_unreadable(tmp_path):
+    assert decode_image(write(tmp_path, "a.jpg", many_scans(2)), min_side=64).size == (500, 500)
+    with pytest.raises(Unreadable, match="progressive JPEG of 1,006 scans and 4000 × 4000 pixels"):
+        decode_image(write(tmp_path, "b.jpg", many_scans(1000)))
+    with pytest.raises(Unreadable, match="more than 10,000 segments"):
+        decode_image(write(tmp_path, "c.jpg", b"\xff\xd8" + b"\xff\xfe\0\2" * 20_000))
+    with pytest.raises(Unreadable, match="more than 262,144 chunks"):
+        decode_image(write(tmp_path, "d.png", b"\x89PNG\r\n\x1a\n" + png_chunk(b"tEXt", b"") * 2**18))
+
+
+def test_what_follows_the_end_of_a_jpeg_does_not_count(tmp_path):
+    video = b"\xff\xda\0\2" * 20_000  # as phones append to photographs
+    assert decode_image(write(tmp_path, "a.jpg", many_scans(0, 64) + video)).size == (64, 64)
+
+
+def test_a_file_larger_than_any_photograph_is_not_read(tmp_path):
+    path = write(tmp_path, "sparse.jpg", encode_picture("JPEG"))
+    os.truncate(path, 2**32)
+    with pytest.raises(Unreadable, match="file of 4,096 MiB; at most 512 are read"):
+        decode_image(path)
+    assert fingerprint_files(str(tmp_path), ["sparse.jpg"]) == [""]
+
+
+@pytest.mark.parametrize("name", ["lzw.tif", "raw.tif", "a.png", "baseline.jpg"])
+def test_a_file_that_shrinks_while_it_is_read_is_harmless(tmp_path, name):
+    format, options = FORMATS[name]
+    path = write(tmp_path, name, encode_picture(format, **options))
+    script = """
+import os, sys
+from PIL import ImageFile
+from firstpage.data.decode import decode_image
+load_prepare = ImageFile.ImageFile.load_prepare
+def shrink(self):
+    os.truncate(sys.argv[1], 10)
+    load_prepare(self)
+ImageFile.ImageFile.load_prepare = shrink
+print(decode_image(sys.argv[1]).size)
+"""
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "(120, 90)\n")
+
+
+@pytest.mark.parametrize("resize", ["squash", "shorter", "pad"])
+def test_what_fails_in_resizing_is_the_fault_of_the_image(tmp_path, monkeypatch, resize):
+    saved(tmp_path, picture(), "a.png")
+    target = write(tmp_path, "pixels", b"")
+    monkeypatch.setattr(Image.Image, "resize", lambda *_, **__: bytearray(2**62))
+    records = decode_rows(Framing(8, resize), str(tmp_path), ["a.png"], None, str(target), 0, False)
+    assert [reason for *_, reason in records] == [NO_MEMORY]
+    assert target.read_bytes() == bytes(8 * 8 * 3)
+
+
+def test_images_converted_in_strips_are_equal_to_those_converted_at_once(tmp_path, monkeypatch):
+    image = picture(120, 90)
+    image.putalpha(image.getchannel("R"))
+    palette = image.convert("RGB").quantize(16)
+    deep = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 250)
+    paths = [
+        saved(tmp_path, image, "rgba.png"),
+        saved(tmp_path, palette, "p.png", transparency=bytes(range(0, 256, 16))),
+        saved(tmp_path, palette, "p.gif", transparency=3),
+        saved(tmp_path, deep, "deep.png"),
+        saved(tmp_path, image.convert("CMYK"), "cmyk.jpg"),
+    ]
+    at_once = [decode_image(path).tobytes() for path in paths]
+    monkeypatch.setattr("firstpage.data.decode.STRIP", 1000)
+    assert [decode_image(path).tobytes() for path in paths] == at_once
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cut_file_is_unreadable_or_loses_no_pixel(tmp_path, name):
     format, options = FORMATS[name]
@@ -118,11 +255,14 @@ def test_want_of_memory_is_one_reason(tmp_path, monkeypatch, error):
     assert caught.value.reason == NO_MEMORY
 
 
-def test_max_pixels_is_compared_with_the_header(tmp_path):
+def test_max_bytes_is_compared_with_what_the_header_claims(tmp_path):
     path = saved(tmp_path, picture(120, 90), "a.jpg")
-    assert decode_image(path, max_pixels=120 * 90).size == (120, 90)
-    with pytest.raises(Unreadable, match="header claims 120 × 90 pixels, more than max_pixels=10799"):
-        decode_image(path, max_pixels=120 * 90 - 1)
+    cost = 120 * 90 * 8 + path.stat().st_size
+    assert decode_image(path, max_bytes=cost).size == (120, 90)
+    with pytest.raises(
+        Unreadable, match="header claims 120 × 90 pixels, which take 0 MiB to decode; max_bytes"
+    ):
+        decode_image(path, max_bytes=cost - 1)
 
 
 UPRIGHT = {

@@ -507,7 +507,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         assert list((root / "locked").iterdir()) == []
 
 
-def test_a_worker_that_dies_is_an_error_not_a_wait(photographs, tmp_path):
+def test_a_worker_killed_by_chance_is_replaced(photographs, tmp_path):
     catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(CHUNK * 8)])
     before = set(children(os.getpid()))
 
@@ -517,14 +517,10 @@ def test_a_worker_that_dies_is_an_error_not_a_wait(photographs, tmp_path):
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    with pytest.raises(
-        RuntimeError, match=r"a decoding worker died \(killed by SIGKILL\): if memory ran out"
-    ):
-        built(catalog, tmp_path / "stores", size=64, workers=2)
+    store = built(catalog, tmp_path / "stores", size=64, workers=2)
     killer.join()
-    assert stores_in(tmp_path / "stores") == []
+    assert (len(store), store.unreadable) == (CHUNK * 8, {})
     assert set(children(os.getpid())) == before
-    assert len(built(catalog, tmp_path / "stores", size=64, workers=2)) == CHUNK * 8
 
 
 def test_workers_say_how_they_ended_and_are_light():

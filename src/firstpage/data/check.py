@@ -1,7 +1,6 @@
 """Checking a dataset before training: broken files, duplicates, conflicting labels, leakage."""
 
 import os
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -9,14 +8,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import FORMATS, Unreadable, decode_image, fingerprint, open_regular
+from firstpage.data.decode import Unreadable, decode_image, open_regular
+from firstpage.data.file_structure import sign_of_cut
 from firstpage.data.near_duplicates import link_near_duplicates, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.data.readers.survey import unread_notes
 from firstpage.data.report import DatasetReport, DuplicateGroup
-from firstpage.data.workers import Workers
+from firstpage.data.workers import Workers, usable_cores
 
 CHUNK = 64  # files inspected by one task
+GRAY = (128, 128, 128)
+MIN_GRAY = 0.03  # share of the lines of an image
 
 
 class _FileInfo(NamedTuple):
@@ -28,6 +30,7 @@ class _FileInfo(NamedTuple):
     height: int = 0
     fingerprint: str = ""
     sketch: tuple[int, bytes] | None = None  # hash and thumbnail; None without contrast
+    cut: str = ""  # what suggests that the end of the image is missing
 
 
 def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> DatasetReport:
@@ -68,6 +71,7 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
         unreadable={
             path: file.reason for path, file in zip(catalog.paths, files, strict=True) if file.reason
         },
+        cut={catalog.paths[row]: files[row].cut for row in readable if files[row].cut},
         flat=[catalog.paths[row] for row in readable if files[row].sketch is None],
         **_find_duplicates(catalog, files, readable),
         unread=catalog.unread,
@@ -83,16 +87,24 @@ def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:
 
 def _inspect_file(path: str) -> _FileInfo:
     try:
-        with open_regular(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            digest = fingerprint(file)
+        with open_regular(path) as file:
             image = decode_image(file, min_side=64)
-            # The decoded image has lost the stored size and format; opening the file again is safe by now.
-            file.seek(0)
-            header = Image.open(file, formats=FORMATS)
-            return _FileInfo("", header.format or "", *header.size, digest, sketch(image))
+            cut = sign_of_cut(file.getvalue(), file.format) or _gray_remainder(image, file.format)
+            return _FileInfo("", file.format, *file.size, file.fingerprint(), sketch(image), cut)
     except Unreadable as error:
         return _FileInfo(error.reason)
+
+
+def _gray_remainder(image: Image.Image, format: str) -> str:
+    """Return how much of a JPEG is the exact gray that its decoder puts in place of missing data."""
+    width, height = image.size
+    corners = [image.getpixel((x, y)) for x in (0, width - 1) for y in (0, height - 1)]
+    if format not in ("JPEG", "MPO") or corners.count(GRAY) < 2:
+        return ""
+    gray = (np.asarray(image) == GRAY).all(2)
+    edges = (gray, gray[::-1], gray.T, gray.T[::-1])  # the image may be turned
+    share = max(float(np.logical_and.accumulate(edge.all(1)).mean()) for edge in edges)
+    return f"its last {share:.0%} are gray" if MIN_GRAY <= share < 1 else ""
 
 
 def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> list[_FileInfo]:
@@ -100,7 +112,7 @@ def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> l
     tasks = [(root, catalog.paths[start : start + CHUNK]) for start in starts]
     parts: list[list[_FileInfo]] = [[] for _ in tasks]
     with (
-        Workers(workers if len(tasks) > 1 else 0) as pool,
+        Workers(min(usable_cores() if workers is None else workers, len(tasks))) as pool,
         progress_bar(f"checking {catalog.name}", len(catalog), progress) as advance,
     ):
         for index, part in pool.map(_inspect_files, tasks):

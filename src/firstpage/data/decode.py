@@ -1,7 +1,14 @@
 """Safe decoding of image files to upright RGB images.
 
-No file is trusted: only regular files are opened (reading a FIFO would wait forever), and the size that a
-header claims is compared with `max_pixels` before memory is allocated.
+No file is trusted. What is looked at, in this order:
+
+1. what it is and how large: only regular files of at most 512 MiB are read (a FIFO would wait forever);
+2. its structure: the size that its header claims, the scans of a JPEG, the checksums of a PNG. From these
+   follows how much memory its decoder needs: files that need more than `MAX_BYTES`, 1 GiB, are not decoded;
+3. its pixels. In a worker process, a file that takes more than ten seconds of processor time, or that kills
+   the process, is unreadable, too; see `firstpage.data.workers`.
+
+A file is read once, into memory: programs that change it meanwhile do no harm.
 """
 
 import hashlib
@@ -10,13 +17,24 @@ import math
 import os
 import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 
+from firstpage.data import worker
+from firstpage.data.file_structure import check_png, jpeg_scans, webp_size
 from firstpage.errors import UserError
 
-# Photographs of 108 megapixels exist; a worker then needs half a gigabyte for one image, never more.
-MAX_PIXELS = 2**27
+MAX_BYTES = 2**30  # of memory for one image, its file included: enough for a JPEG of 108 megapixels
+MAX_FILE_BYTES = 2**29
+MAX_SIDE = 2**16  # a JPEG has at most 65,535; the weights for resizing one side take 16 bytes per pixel of it
+MAX_SCANNED = 2**31  # pixels times scans of a JPEG: seconds; photographs have about 10 scans
+
+# Bytes that decoders need per pixel: measured as the peak memory of a process, rounded up. Pillow takes 4 per
+# pixel of RGB, and 4 more while it converts or turns an image.
+PIXEL_BYTES = {"WEBP": 18, "AVIF": 24, "TIFF": 13}
+STRIP = 2**20  # pixels converted at a time
 
 # The formats in which datasets are published. Pillow's other formats are left out on purpose: EPS starts
 # Ghostscript, TGA accepts any text, and a JPEG 2000 file truncated after its header decodes to a blank image.
@@ -77,9 +95,9 @@ def printable(path: StrPath) -> str:
 
 
 def decode_image(
-    file: StrPath | io.BufferedReader,
+    file: "StrPath | ImageBytes",
     *,
-    max_pixels: int = MAX_PIXELS,
+    max_bytes: int = MAX_BYTES,
     box: Box | None = None,
     min_side: int = 0,
 ) -> Image.Image:
@@ -91,8 +109,8 @@ def decode_image(
 
     Args:
         file: The path of an image file, or a file from `open_regular`.
-        max_pixels: Files whose header claims more pixels are unreadable. Pillow's own limit,
-            2 × `Image.MAX_IMAGE_PIXELS`, applies as well.
+        max_bytes: Files that would need more memory are unreadable: about 130 megapixels, 59 as WebP, 44 as
+            AVIF. Pillow's own limit, 2 × `Image.MAX_IMAGE_PIXELS`, applies as well.
         box: Region to crop, as x0, y0, x1, y1 in pixels of the file, before its orientation is applied.
         min_side: Allows a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long
             as each side of the result has at least this many pixels. 0 decodes at full size.
@@ -111,77 +129,120 @@ def decode_image(
     ...
     firstpage.data.decode.Unreadable: nowhere.jpg: no such file
     """
-    if not isinstance(file, io.BufferedReader):
+    if not isinstance(file, ImageBytes):
         with open_regular(file) as opened:
-            return decode_image(opened, max_pixels=max_pixels, box=box, min_side=min_side)
+            return decode_image(opened, max_bytes=max_bytes, box=box, min_side=min_side)
+    if reason := worker.refused.get(file.name):
+        raise Unreadable(file.name, reason)
     tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of odd metadata, but only pixels matter
             ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries enable it for the whole process
-            return _decode(file, max_pixels, box, min_side)
-    except Exception as error:  # broken files make decoders raise anything: struct.error, SyntaxError…
-        raise Unreadable(file.name, _reason(error)) from error
+            return _decode(file, max_bytes, box, min_side)
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
-def fingerprint(file: io.BufferedReader) -> str:
-    """Return the first 32 hexadecimal digits of the sha256 of an open file.
+class ImageBytes(io.BytesIO):
+    """The content of an image file, from `open_regular`.
 
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as file:
-    ...     _ = file.write(b"pixels")
-    ...     file.flush()
-    ...     with open_regular(file.name) as opened:
-    ...         fingerprint(opened)
+    Attributes:
+        name: The path of the file.
+        format: Pillow's name of its format. Known once it has been decoded.
+        size: Width and height as stored, before the orientation is applied. Known once it has been decoded.
+
+    >>> ImageBytes(b"pixels", "a.jpg").fingerprint()
     '6ec9c2b0eb14010746c8bce8939303b3'
     """
-    try:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
-    except OSError as error:
-        raise Unreadable(file.name, _reason(error)) from error
+
+    format = ""
+    size = 0, 0
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name = name
+
+    def fingerprint(self) -> str:
+        """Return the first 32 hexadecimal digits of the sha256 of the content."""
+        return hashlib.sha256(self.getbuffer()).hexdigest()[:32]
 
 
-def open_regular(path: StrPath) -> io.BufferedReader:
-    """Open a file for reading, if it is a regular file and not empty.
+@contextmanager
+def open_regular(path: StrPath) -> Iterator[ImageBytes]:
+    """Read an image file for this context, if it is a regular file, not empty and not too large.
 
-    >>> open_regular(".")
+    Whatever goes wrong within the context, such as in decoding or resizing, makes the file unreadable.
+
+    Raises:
+        Unreadable: The file cannot be read, or an exception was raised within the context.
+
+    >>> with open_regular("."):
+    ...     pass
     Traceback (most recent call last):
     ...
     firstpage.data.decode.Unreadable: .: a directory, not a file
+    >>> with open_regular(__file__) as file:
+    ...     len(file.getvalue()) / 0
+    Traceback (most recent call last):
+    ...
+    firstpage.data.decode.Unreadable: ...decode.py: division by zero
     """
+    name = os.fspath(path)
+    worker.begin(name)
     try:
-        status = os.stat(path)
-        kind = stat.S_IFMT(status.st_mode)
-        if kind != stat.S_IFREG:
-            raise Unreadable(path, f"{FILE_KINDS.get(kind, 'something else')}, not a file")
-        if status.st_size == 0:
-            raise Unreadable(path, "empty file")
-        # With Python's default buffer of 8 kB, Pillow decodes up to a quarter slower.
-        return io.BufferedReader(io.FileIO(path), 2**20)
+        yield ImageBytes(_read(name), name)
     except Unreadable:
         raise
     except FileNotFoundError as error:
-        reason = "dangling symbolic link" if os.path.islink(path) else "no such file"
-        raise Unreadable(path, reason) from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise Unreadable(path, _reason(error)) from error
+        reason = "dangling symbolic link" if os.path.islink(name) else "no such file"
+        raise Unreadable(name, reason) from error
+    except Exception as error:  # broken files make decoders raise anything: struct.error, SyntaxError…
+        raise Unreadable(name, _reason(error)) from error
+    finally:
+        worker.end()
 
 
-def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, min_side: int) -> Image.Image:
+def _read(path: str) -> bytes:
+    status = os.stat(path)
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        raise UserError(f"{FILE_KINDS.get(kind, 'something else')}, not a file")
+    # Another process may put a FIFO in its place just now, hence O_NONBLOCK.
+    with open(path, "rb", buffering=0, opener=lambda *_: os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
+        if status.st_size > MAX_FILE_BYTES:
+            raise UserError(
+                f"file of {status.st_size / 2**20:,.0f} MiB; at most {MAX_FILE_BYTES >> 20} are read"
+            )
+        content = file.read(status.st_size)
+    if not content:
+        raise UserError("empty file")
+    return content
+
+
+def _decode(file: ImageBytes, max_bytes: int, box: Box | None, min_side: int) -> Image.Image:
+    content = file.getvalue()
+    _check_cost(webp_size(content), PIXEL_BYTES["WEBP"], len(content), max_bytes)
+    scans = jpeg_scans(content) if content[:2] == b"\xff\xd8" else 1
+    if content[:4] == b"\x89PNG":
+        check_png(content)
     file.seek(0)
-    _check_size(_webp_size(file.read(30)), max_pixels)
     image: Image.Image = Image.open(file, formats=FORMATS)
     # Pillow rotates a TIFF upright by itself: its size when it is opened, its pixels when they are loaded.
     turned = _orientation(image) if image.format == "TIFF" else 1
     width, height = image.size[::-1] if turned in (5, 6, 7, 8) else image.size
-    _check_size(image.size, max_pixels)
+    file.format, file.size = image.format or "", (width, height)
     x0, y0, x1, y1 = (0.0, 0.0, width, height) if box is None else _clip(box, width, height)
+    scale = 1
     if min_side and image.format in ("JPEG", "MPO"):
         scale = next((scale for scale in (8, 4, 2) if min(x1 - x0, y1 - y0) >= scale * min_side), 1)
-        if scale > 1:
-            image.draft(None, (width // scale, height // scale))
+    _check_cost(_stored_size(image), _pixel_bytes(image, scans, scale), len(content), max_bytes)
+    if scans * width * height > MAX_SCANNED:
+        raise UserError(
+            f"progressive JPEG of {scans:,} scans and {width} × {height} pixels: too slow to decode"
+        )
+    if scale > 1:
+        image.draft(None, (width // scale, height // scale))
     image.load()
     format, orientation = image.format, _orientation(image)
     if box is not None:
@@ -195,21 +256,32 @@ def _decode(file: io.BufferedReader, max_pixels: int, box: Box | None, min_side:
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
-    if size[0] * size[1] > max_pixels:
-        raise UserError(f"header claims {size[0]} × {size[1]} pixels, more than max_pixels={max_pixels}")
+def _check_cost(size: tuple[int, int], pixel_bytes: float, file_bytes: int, max_bytes: int) -> None:
+    """Raise an error if decoding takes too much memory: pixels times what each needs, and the file itself."""
+    width, height = size
+    claim = f"header claims {width} × {height} pixels"
+    if max(size) > MAX_SIDE:
+        raise UserError(f"{claim}; a side has at most {MAX_SIDE}")
+    cost = width * height * pixel_bytes + file_bytes
+    if cost > max_bytes:
+        raise UserError(
+            f"{claim}, which take {cost / 2**20:,.0f} MiB to decode; max_bytes allows {max_bytes >> 20:,}"
+        )
 
 
-def _webp_size(head: bytes) -> tuple[int, int]:
-    """Return the size that a WebP header claims: its decoder allocates memory as soon as it is opened."""
-    if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
-        return 0, 0
-    if head[12:16] == b"VP8X":
-        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
-    if head[12:16] == b"VP8L":
-        bits = int.from_bytes(head[21:25], "little")
-        return 1 + bits % 2**14, 1 + (bits >> 14) % 2**14
-    return int.from_bytes(head[26:28], "little") % 2**14, int.from_bytes(head[28:30], "little") % 2**14
+def _pixel_bytes(image: Image.Image, scans: int, scale: int) -> float:
+    if image.format not in ("JPEG", "MPO"):
+        return PIXEL_BYTES.get(image.format or "", 8)
+    # All coefficients of several scans are in memory with the pixels, but not while these are turned.
+    coefficients = 2 * len(image.getbands()) if scans > 1 else 0
+    return 4 / scale**2 + max(coefficients, 4 / scale**2)
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the size of an image, or that of a TIFF's tiles if they are larger."""
+    tags = getattr(image, "tag_v2", {})
+    tile = tags.get(322, 0), tags.get(323, 0)
+    return max(image.size, tile, key=lambda size: size[0] * size[1])
 
 
 def _clip(box: Box, width: int, height: int) -> Box:
@@ -231,6 +303,20 @@ def _orientation(image: Image.Image) -> int:
 def _rgb(image: Image.Image, format: str | None) -> Image.Image:
     if image.mode == "F":
         raise UserError("floating-point pixels have no known range")
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    inverted = image.mode == "CMYK" and format in ("JPEG", "MPO") and "adobe" not in image.info
+    rows = max(1, STRIP // image.width)
+    if rows >= image.height:
+        return _strip_to_rgb(image, inverted)
+    converted = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):  # in strips, so that copies take little memory
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        converted.paste(_strip_to_rgb(strip, inverted), (0, top))
+    return converted
+
+
+def _strip_to_rgb(image: Image.Image, inverted: bool) -> Image.Image:
     if image.mode.startswith("I"):
         import numpy as np  # few images need it, and workers start twice as fast without it
 
@@ -238,7 +324,7 @@ def _rgb(image: Image.Image, format: str | None) -> Image.Image:
         if values.min() < 0 or values.max() > 65535:
             raise UserError("32-bit pixels outside 0…65535 have no known range")
         image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
-    elif image.mode == "CMYK" and format in ("JPEG", "MPO") and "adobe" not in image.info:
+    elif inverted:
         image = ImageChops.invert(image)  # Pillow takes every CMYK JPEG for an inverted one of Adobe's
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")

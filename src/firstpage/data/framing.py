@@ -1,6 +1,5 @@
 """Framing, which turns images of any shape into squares of pixels, and the tasks of decoding workers."""
 
-import io
 import math
 import os
 import zlib
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from firstpage.data.decode import Box, Unreadable, decode_image, fingerprint, open_regular
+from firstpage.data.decode import Box, ImageBytes, Unreadable, decode_image, open_regular
 from firstpage.errors import UserError
 
 if TYPE_CHECKING:  # workers import this module, and start twice as fast without them
@@ -77,7 +76,7 @@ class Framing:
         boxes[:, 2:] += border
         return boxes
 
-    def read(self, file: io.BufferedReader, box: Box | None = None) -> Image.Image:
+    def read(self, file: ImageBytes, box: Box | None = None) -> Image.Image:
         """Decode an open image file into an RGB square.
 
         >>> import tempfile
@@ -138,7 +137,7 @@ def decode_rows(
             size, mtime, digest, reason, pixels = *file_state(path), "", "", blank
             try:
                 with open_regular(path) as file:
-                    digest = fingerprint(file) if fingerprints else ""
+                    digest = file.fingerprint() if fingerprints else ""
                     box = None if boxes is None or any(map(math.isnan, boxes[index])) else boxes[index]
                     pixels = framing.read(file, box).tobytes()
             except Unreadable as error:
@@ -159,7 +158,7 @@ def fingerprint_files(root: str, paths: list[str]) -> list[str]:
     for path in paths:
         try:
             with open_regular(os.path.join(root, path)) as file:
-                digests.append(fingerprint(file))
+                digests.append(file.fingerprint())
         except Unreadable:
             digests.append("")
     return digests

@@ -60,6 +60,7 @@ class DatasetReport:
         formats: Number of readable images of each format.
         sizes: [R, 2] Width and height of each readable image, as stored.
         unreadable: The reason for each unreadable file.
+        cut: What suggests that an image is cut, for images that can be decoded. A note, not a problem.
         flat: Images without contrast, which are only compared byte by byte: any two would look alike.
         exact_duplicates: Groups of identical files.
         near_duplicates: Groups of images that look alike, with different files.
@@ -93,6 +94,7 @@ class DatasetReport:
     formats: dict[str, int]
     sizes: NDArray[np.int64]
     unreadable: dict[str, str]
+    cut: dict[str, str]
     flat: list[str]
     exact_duplicates: list[DuplicateGroup]
     near_duplicates: list[DuplicateGroup]
@@ -106,13 +108,16 @@ class DatasetReport:
     def ok(self) -> bool:
         """Whether all files are readable, no image has two labels or two splits, and training can start.
 
-        Duplicates within one class and split are reported, but do no harm.
+        Duplicates within one class and split and images that may be cut are only notes.
         """
         return not (self.unreadable or self.two_labels or self.two_splits or self.unread or self.refusal)
 
     def text(self) -> str:
         """Return a readable summary: the problems, the contents, and the verdict."""
-        broken = [f"{printable(path)}: {reason}" for path, reason in self.unreadable.items()]
+        broken, cut = (
+            [f"{printable(path)}: {reason}" for path, reason in files.items()]
+            for files in (self.unreadable, self.cut)
+        )
         unread = _count(sum(self.unread.values()), "file")
         exact, near = self.exact_duplicates, self.near_duplicates
         problems: list[tuple[str, Sequence[object]]] = [
@@ -123,6 +128,7 @@ class DatasetReport:
             ("training would fail", [self.refusal] if self.refusal else []),
         ]
         notes: list[tuple[str, Sequence[object]]] = [
+            (_count(len(cut), "image") + " that may be cut", cut),
             (_count(len(exact), "group") + " of identical files", exact),
             (_count(len(near), "group") + " of near duplicates", near),
             (_count(len(self.flat), "image") + " without contrast", [printable(path) for path in self.flat]),

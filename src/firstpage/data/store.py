@@ -117,7 +117,7 @@ class PixelStore:
         Raises:
             UserError: A setting is wrong, the catalog is empty, or `strict` and an image is unreadable.
             OSError: The folder cannot be written or the disk is full. No incomplete store is left.
-            RuntimeError: A worker died. Call again to resume.
+            RuntimeError: A worker could not start.
         """
         if not len(catalog):
             raise UserError(f"the catalog {catalog.name!r} has no images")
