@@ -32,7 +32,7 @@ for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # of forks, they wo
 
 import kill  # noqa: E402
 import torch  # noqa: E402
-from attacks import HANG, Fault, Place, forked, images, saved, tables, writing  # noqa: E402
+from attacks import HANG, Fault, Place, die_with_parent, forked, images, saved, tables, writing  # noqa: E402
 
 from firstpage import cli, report, training  # noqa: E402, F401 - imported before any fork
 from firstpage.data import PixelStore, decode, read  # noqa: E402
@@ -181,6 +181,7 @@ class Worker:
 def serve(connection: Connection, base: Path, seed: int, keep: Path | None) -> None:
     """Attack what comes, and answer with what did not hold. Workers run this."""
     os.setpgid(0, 0)
+    die_with_parent()
     os.environ["FIRSTPAGE_CACHE"] = str(base / "cache")
     torch.set_num_threads(1)
     room = memory("VmSize") + 8 * 2**30  # enough for a fault to show, not for one to stop the machine
@@ -239,7 +240,7 @@ def attack_all(
                     problem = (
                         worker.connection.recv() if worker.connection in ready else f"hangs over {HANG:.0f} s"
                     )
-                except EOFError:
+                except (EOFError, ConnectionError):
                     worker.process.join()
                     problem = f"the process dies: exit code {worker.process.exitcode}"
                 if isinstance(problem, float):  # a part is done; the next may take so long

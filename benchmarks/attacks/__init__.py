@@ -1,5 +1,6 @@
 """What every attack of `benchmarks/hostile.py` needs: its place and its lots, mutations, forked commands."""
 
+import ctypes
 import os
 import random
 import re
@@ -135,9 +136,15 @@ def forked(
     return code, text
 
 
+def die_with_parent() -> None:
+    """Have the system kill this process when the one that made it ends, however it ends (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _become(call: Callable[[], object], output: int, file_limit: int | None) -> NoReturn:
     """Call a function as if it were all of this process, a fork."""
     code = 0
+    die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
