@@ -1,5 +1,6 @@
 """The report on a dataset, its problems and its contents, as text, JSON and a figure."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from firstpage import durable
 from firstpage.data.decode import printable
 from firstpage.data.readers.survey import unread_notes
+from firstpage.errors import UserError
 
 EXAMPLES = 5  # of each problem in the text; the JSON lists all
 
@@ -153,6 +156,9 @@ class DatasetReport:
         Args:
             path: The file to write. Its suffix determines the format.
 
+        Raises:
+            UserError: There is no such format.
+
         >>> import tempfile
         >>> from firstpage.data.check import Catalog, check_dataset
         >>> report = check_dataset(Catalog("x", Path(), [], np.zeros(0, np.int64), [], {}), progress=False)
@@ -180,7 +186,12 @@ class DatasetReport:
         right.set(xlabel="width (pixels)", ylabel="height (pixels)", xlim=(0, limit), ylim=(0, limit))
         right.set_title(f"{_count(len(self.sizes), 'readable image')}, {_count(len(sizes), 'size')}")
         right.set_aspect("equal")
-        figure.savefig(path, dpi=120)
+        buffer, suffix = io.BytesIO(), Path(path).suffix.lower().removeprefix(".")
+        known = figure.canvas.get_supported_filetypes()
+        if suffix not in known:
+            raise UserError(f"{path}: cannot write {suffix!r}: choose one of {', '.join(sorted(known))}")
+        figure.savefig(buffer, format=suffix, dpi=120)
+        durable.write(path, buffer.getvalue())
 
     @property
     def _class_sizes(self) -> NDArray[np.int64]:
