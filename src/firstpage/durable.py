@@ -4,9 +4,11 @@ import errno
 import os
 import platform
 import secrets
+import stat
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +42,34 @@ def check(path: str | os.PathLike[str]) -> Path:
     if not os.access(there, os.W_OK):
         raise UserError(f"{path}: nothing can be written in {there}: choose another path")
     return target
+
+
+def open_regular(path: str | os.PathLike[str], most: int) -> BufferedReader:
+    """Open a file for reading, if it is a regular file: a FIFO or a device may never end.
+
+    Args:
+        path: The file, or a link to it.
+        most: Its largest size in bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UserError: It is not a regular file, or larger.
+
+    >>> open_regular(".", 1000)
+    Traceback (most recent call last):
+    firstpage.errors.UserError: .: is a folder, a pipe or a device, not a regular file
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would wait for its other end
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{os.fspath(path)}: is a folder, a pipe or a device, not a regular file")
+        if status.st_size > most:
+            raise UserError(f"{os.fspath(path)}: has {status.st_size:,} bytes, more than {most:,}")
+    except BaseException:
+        os.close(file)
+        raise
+    return os.fdopen(file, "rb")
 
 
 def write(path: str | os.PathLike[str], data: bytes | Callable[[BinaryIO], object]) -> None:

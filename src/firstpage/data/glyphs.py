@@ -15,6 +15,7 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from firstpage import durable
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.errors import UserError
@@ -112,7 +113,7 @@ def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int
     root = Path(folder) if folder is not None else cache_folder() / f"glyphs-{_VERSION}-{images}-{seed}"
     if not (root / INDEX).exists():
         _create(root, settings)
-    existing = json.loads((root / INDEX).read_text())
+    existing = read_settings(root)
     if existing != settings:
         raise UserError(
             f"draw_glyphs(folder={str(root)!r}): it contains {existing}, not {settings}; use another folder"
@@ -132,6 +133,30 @@ def draw_glyphs(folder: str | Path | None = None, *, images: int = 16, seed: int
         groups=groups,
         group_names=scripts,
     )
+
+
+def read_settings(root: Path) -> dict[str, int]:
+    """Return the settings of drawn glyphs: their version, images per class and seed.
+
+    Raises:
+        UserError: The file of the settings is damaged.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, INDEX).write_text('{"images": 1}')
+    ...     read_settings(Path(folder))
+    Traceback (most recent call last):
+    firstpage.errors.UserError: ...glyphs.json: not the settings of drawn glyphs: remove this folder
+    """
+    with durable.open_regular(root / INDEX, 1000) as file:
+        try:
+            settings: dict[str, int] = json.loads(file.read(1000))
+            limits = {"version": 10**3, "images": 10**5, "seed": 2**63}
+            if not all(type(settings[name]) is int and 0 <= settings[name] < limits[name] for name in limits):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise UserError(f"{root / INDEX}: not the settings of drawn glyphs: remove this folder") from None
+    return settings
 
 
 def _points() -> list[tuple[str, int]]:

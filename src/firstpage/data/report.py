@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage import durable
+from firstpage._text import shorten
 from firstpage.data.decode import printable
 from firstpage.data.readers.survey import unread_notes
 from firstpage.errors import UserError
@@ -137,7 +138,8 @@ class DatasetReport:
             lines += [f"  and {len(items) - EXAMPLES:,} more"] if len(items) > EXAMPLES else []
         lines += self._contents()
         failed = ", ".join(title for title, items in problems if items)
-        return "\n".join([*lines, f"NOT OK: {failed}" if failed else "OK"])
+        lines += [f"NOT OK: {failed}" if failed else "OK"]
+        return "\n".join(map(shorten, lines))
 
     def json(self) -> str:
         """Return the full report as JSON: the attributes, with `sizes` and the classes summarized."""

@@ -1,6 +1,5 @@
 """Readers of datasets, each in the layout in which it is distributed."""
 
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,11 +24,11 @@ __all__ = ["kinds", "read"]
 
 
 def _read_glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
-    from firstpage.data.glyphs import INDEX, draw_glyphs  # matplotlib takes a second to import
+    from firstpage.data.glyphs import draw_glyphs, read_settings  # matplotlib takes a second to import
 
     if path is not None:
         folder = require_root(path, "glyphs")
-        settings = json.loads((folder / INDEX).read_text())
+        settings = read_settings(folder)
         options = {"folder": folder, "images": settings["images"], "seed": settings["seed"]} | options
     return draw_glyphs(**options)
 
