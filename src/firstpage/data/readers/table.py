@@ -104,7 +104,8 @@ def _read_rows(
     has_corners = any(corner in column for corner in CORNERS)
     for name in ("path", "label", *(CORNERS if has_corners else ())):
         if name not in column:
-            raise UserError(f"{file}: no column {name!r}; its columns are {', '.join(column) or 'none'}")
+            names = " ".join(", ".join(column).split())  # a quote without an end takes in the lines below
+            raise UserError(f"{file}: no column {name!r}; its columns are {names or 'none'}")
     if len(column) < len(header):
         found = Counter(name.strip().lower() for name in header)
         twice = [name for name in sorted(COLUMNS) if found[name] > 1]
