@@ -199,3 +199,57 @@ def test_mistakes_of_users_are_one_line_and_bugs_keep_their_traceback(capsys, mo
     monkeypatch.setattr("firstpage.data.download.download_dataset", broken)
     with pytest.raises(ValueError, match="of a library"):
         cli.main(["data", "get", "cub", "birds"])
+
+
+HOSTILE = "\x1b[31m\x9b2J\u202ered\x7f\r"
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(capsys, tmp_path, birds):
+    for name in (f"{HOSTILE}one", f"{HOSTILE}two"):
+        (birds / name).mkdir()
+        (birds / name / f"{HOSTILE}.png").write_bytes((birds / "auk" / "1.png").read_bytes())
+        (birds / name / f"{HOSTILE}.jpg").write_bytes(b"broken")
+    (birds / "stray.jpg").touch()
+    (tmp_path / f"{HOSTILE}.csv").write_text(f"{HOSTILE},label\na,b\n", encoding="utf-8")
+    hostile = tmp_path / HOSTILE
+    birds.rename(hostile)
+    commands = [
+        ["data", "check", str(hostile)],
+        ["data", "check", str(hostile), "--json"],
+        ["data", "check", str(tmp_path / f"{HOSTILE}.csv")],
+        ["data", "check", str(hostile / "nowhere")],
+        ["data", "get", HOSTILE, str(hostile)],
+        ["train", HOSTILE, "--data", str(hostile), "--out", str(hostile / "auk")],
+        ["evaluate", str(hostile)],
+        ["figures", HOSTILE],
+        ["recipe", "--set", HOSTILE],
+        [HOSTILE],
+        [f"--{HOSTILE}"],
+    ]
+    for command in commands:
+        code, out, err = run(capsys, *command)
+        assert code in (1, 2)
+        assert len((out + err).splitlines()) < 100
+        assert all(line.isprintable() for line in (out + err).split("\n")), command
+        if "--json" in command:
+            assert f"{HOSTILE}one" in json.loads(out)["histogram"]
+
+
+def test_names_that_are_not_utf8_are_printed(tmp_path, birds):
+    folder = os.fsdecode(os.fsencode(birds) + b"\xff")
+    birds.rename(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "firstpage", "data", "check", folder],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "birds\\u" in done.stdout or "birds\\udcff" in done.stdout
+
+
+def test_messages_are_short_whatever_they_quote(capsys, tmp_path):
+    (tmp_path / "birds.csv").write_text(",".join(f"column{number}" for number in range(50_000)) + "\n")
+    code, out, err = run(capsys, "data", "check", str(tmp_path / "birds.csv"))
+    assert (code, out) == (2, "")
+    assert len(err) < 2100

@@ -15,6 +15,7 @@ SOURCE = Path(firstpage.__file__).parent
 
 # Each package imports only from those above it.
 LAYERS = [
+    {"_text"},
     {"errors", "_lazy", "_spelling"},
     {"_types", "_plugins", "durable"},
     {"recipes"},

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from firstpage import __version__, durable
+from firstpage._text import escape, shorten
 from firstpage.errors import UserError
 
 _options = {"debug": False}  # of the command that runs
@@ -27,9 +28,14 @@ data = typer.Typer(no_args_is_help=True, help="Datasets: get one, check one.")
 app.add_typer(data, name="data")
 
 
+def _print(text: str, *, err: bool = False) -> None:
+    """Print a text: here, and only here, what files and folders are called meets the terminal."""
+    typer.echo(escape(text), err=err)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"firstpage {__version__}")
+        _print(f"firstpage {__version__}")
         raise typer.Exit
 
 
@@ -51,7 +57,7 @@ def _get(
     """Download a dataset. If that is not possible, print where its publisher offers it."""
     from firstpage.data.download import download_dataset
 
-    typer.echo(download_dataset(name, path))
+    _print(download_dataset(name, path))
 
 
 @data.command("check")
@@ -70,7 +76,7 @@ def _check(
         warnings.simplefilter("ignore")  # the report has them
         catalog = read(path)
     report = check_dataset(catalog)
-    typer.echo(report.json() if as_json else report.text())
+    _print(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
         report.figure(figure)
@@ -85,7 +91,7 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        typer.echo(f"firstpage: {stopped}", err=True)
+        _print(f"firstpage: {stopped}", err=True)
         raise typer.Exit(128 + stopped.signal) from None
 
 
@@ -96,7 +102,7 @@ def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/de
 
     with _stoppable():
         text = run_demo(out)
-    typer.echo(text)
+    _print(text)
 
 
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
@@ -110,7 +116,7 @@ def _recipe(
     """Print a recipe with all its settings. Defaults to the recipe that train uses by default."""
     from firstpage import recipes
 
-    typer.echo(recipes.find(recipe).changed(changes or []).toml())
+    _print(recipes.find(recipe).changed(changes or []).toml())
 
 
 @app.command("train")
@@ -142,7 +148,7 @@ def _train(
         else:
             text = fit(chosen, catalog, folder, device=device, cache=cache).text()
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
-        typer.echo(text)
+        _print(text)
 
 
 @app.command("evaluate")
@@ -167,7 +173,7 @@ def _evaluate(
     evaluation = evaluate_test(embed_test(opened), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
-        typer.echo(text)
+        _print(text)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         durable.write(out, f"{text}\n".encode())
@@ -189,7 +195,7 @@ def _report(
     path = write_report(
         runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache
     )
-    typer.echo(f"wrote {path}")
+    _print(f"wrote {path}")
 
 
 @app.command("figures")
@@ -205,10 +211,10 @@ def _figures(
     from firstpage import figures
 
     if name == "list":
-        typer.echo("\n".join(figures.names()))
+        _print("\n".join(figures.names()))
     else:
         target = out or Path(f"{name}.png")
-        typer.echo(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
+        _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
 @app.command("embed")
@@ -222,7 +228,7 @@ def _embed(
     from firstpage.data import read
     from firstpage.models.embed import embed_to_file
 
-    typer.echo(embed_to_file(model, read(data, unlabeled=True), out, device=device))
+    _print(embed_to_file(model, read(data, unlabeled=True), out, device=device))
 
 
 @app.command("export")
@@ -235,8 +241,8 @@ def _export(
     from firstpage.models.onnx_export import describe_input
 
     embedder = Embedder.load(model)
-    typer.echo(f"wrote {export_onnx(embedder, out)}")
-    typer.echo(describe_input(embedder))
+    _print(f"wrote {export_onnx(embedder, out)}")
+    _print(describe_input(embedder))
 
 
 def _show_warnings() -> Callable[..., None]:
@@ -246,10 +252,10 @@ def _show_warnings() -> Callable[..., None]:
     def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:  # noqa: ANN401
         text = " ".join(str(message).split())
         if not filename.startswith(package):
-            others(message, category, filename, *where)
+            others(escape(str(message)), category, filename, *where)
         elif text not in shown:
             shown.add(text)
-            typer.echo(f"firstpage: warning: {text}", err=True)
+            _print(shorten(f"firstpage: warning: {text}"), err=True)
 
     return show
 
@@ -289,5 +295,5 @@ def main(arguments: list[str] | None = None) -> None:
         if _options["debug"]:
             raise
         message = _describe(error)
-    typer.echo(f"firstpage: {' '.join(message.split())}", err=True)
+    _print(shorten(f"firstpage: {' '.join(message.split())}"), err=True)
     sys.exit(2)

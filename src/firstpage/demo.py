@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 from firstpage import recipes
 from firstpage.data import read
 from firstpage.figures import draw_retrieved_lists
+from firstpage.figures.style import save
 from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
 from firstpage.report import embed_test, evaluate_test, write_page
@@ -48,8 +49,7 @@ def run_demo(
         )
         for vectors in (untrained, test.queries.cpu())
     ]
-    path = Path(folder, "first-page.png")
-    _side_by_side(sheets, ["untrained", "trained"]).save(path)
+    path = save(_side_by_side(sheets, ["untrained", "trained"]), Path(folder, "first-page.png"))
     page = write_page({test.name: evaluate_test(test)}, Path(folder, "report.html"))
     assert catalog.groups is not None
     groups = sorted({*catalog.groups[catalog.splits["test"]].tolist()})

@@ -5,12 +5,14 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import threading
 import time
 import zipfile
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -290,6 +292,132 @@ def test_a_cut_without_a_length_is_seen_by_the_published_size(server, birds, tmp
     download_dataset("birds", tmp_path, progress=False)
     assert_whole(tmp_path)
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("sha256", ["right", None])
+@pytest.mark.parametrize("difference", [-1, 1, -1_000_000])
+def test_anything_but_the_published_size_is_refused(
+    server, birds, tmp_path, lengths, ranges, sha256, difference
+):
+    server.lengths, server.ranges = lengths, ranges
+    birds(sha256=sha256, size=len(server.content) + difference)
+    with pytest.raises((ValueError, OSError), match=r"bytes or more, not the published|was lost"):
+        download_dataset("birds", tmp_path, progress=False)
+    assert not (tmp_path / "birds.tgz").exists()
+    part = tmp_path / "birds.tgz.part"
+    assert not part.exists() or part.stat().st_size <= len(server.content) + difference
+
+
+def test_an_endless_file_of_unknown_size_is_given_up(server, birds, tmp_path, monkeypatch):
+    server.lengths = False
+    monkeypatch.setattr(file_download, "_MOST", 500_000)
+    with pytest.raises(ValueError, match="not at most 500,000: it is another file"):
+        download_dataset("birds", tmp_path, progress=False)
+    assert not (tmp_path / "birds.tgz.part").exists()
+
+
+def drip(server, before):
+    """Serve any number of connections: these bytes, then one more every hundredth of a second."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                connection.sendall(before)
+                while True:
+                    connection.sendall(b"0")
+                    time.sleep(0.01)
+            except OSError:
+                continue
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 500,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1f4\r\n" + b"x" * 500 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nX-",
+    ],
+    ids=["content", "chunk", "header"],
+)
+def test_a_dripping_server_is_given_up(tmp_path, monkeypatch, before):
+    monkeypatch.setattr(file_download, "_WINDOW", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server, before))
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        try:
+            with pytest.raises(OSError, match="the server sends less than 1,000 bytes per second") as error:
+                file_download.download_file(url, tmp_path / "x", progress=False)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    if before.endswith(b"x" * 500):
+        assert "; kept the first 5" in str(error.value)
+        assert (tmp_path / "x.part").read_bytes().startswith(b"x" * 500)
+
+
+def test_a_byte_per_connection_is_dripping_too(server, birds, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_download, "_WINDOW", 0.2)
+    server.cuts = range_of_cuts()
+    with pytest.raises(OSError, match="sends less than 1,000 bytes per second; kept the first"):
+        download_dataset("birds", tmp_path, progress=False)
+
+
+def range_of_cuts():
+    """A list without an end: each time it is asked, one byte more, after a while."""
+
+    class Cuts(list):
+        def pop(self, _):
+            time.sleep(0.02)
+            self.append(None)
+            return len(self)
+
+    return Cuts([None])
+
+
+@pytest.mark.parametrize("headers", [{"ETag": '"a\r\n b"'}, {"ETag": '"\xff"'}, {"Content-Range": "x"}])
+def test_headers_that_make_no_sense(server, birds, tmp_path, headers):
+    server.headers, server.cuts = headers, [100_000]
+    download_dataset("birds", tmp_path, progress=False)
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize("length", ["-1", "many", "9" * 30])
+def test_lengths_that_make_no_sense(server, birds, tmp_path, length):
+    server.lengths, server.headers = False, {"Content-Length": length}
+    with suppress(OSError):
+        download_dataset("birds", tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("name", ["birds.tgz.part", "birds.tgz.part.version", ".birds.tgz.extracting"])
+@pytest.mark.parametrize("kind", ["file", "folder", "nothing", "hard", "fifo"])
+def test_planted_links_are_neither_followed_nor_kept(server, birds, tmp_path, name, kind):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    folder.mkdir()
+    if kind == "folder":
+        elsewhere.mkdir()
+        (elsewhere / "private").write_bytes(b"mine")
+    elif kind != "nothing":
+        elsewhere.write_bytes(b"mine")
+    if kind == "fifo":
+        os.mkfifo(folder / name)
+    elif kind == "hard":
+        os.link(elsewhere, folder / name)
+    else:
+        (folder / name).symlink_to(elsewhere)
+    download_dataset("birds", folder, progress=False)
+    assert_whole(folder)
+    if kind == "folder":
+        assert names(elsewhere) == ["private"]
+    elif kind == "nothing":
+        assert not elsewhere.exists()
+    else:
+        assert elsewhere.read_bytes() == b"mine"
 
 
 def test_a_wrong_checksum_leaves_nothing(server, birds, tmp_path):

@@ -14,6 +14,7 @@ from scipy.io import savemat
 from firstpage.data import kinds, read
 from firstpage.data.glyphs import draw_glyphs
 from firstpage.data.readers.layout import rows_by_name
+from firstpage.errors import UserError
 
 CHECKOUT = Path(__file__).parents[2]
 CUB = Path(os.environ.get("FIRSTPAGE_CUB", CHECKOUT.parent / "shared/data/cub200"))
@@ -615,10 +616,16 @@ def test_csv_root_and_absolute_paths(tmp_path):
         ("path,label\n", r"has no rows after its header$"),
         ("path,label\na,b\nc\n", r"birds\.csv: row 3: expected 2 cells, got 1$"),
         ("path,label\na,b\nc,d,e\n", r"row 3: expected 2 cells, got 3$"),
-        ("path,label\n,b\n", r"row 2: empty path$"),
-        ("path,label\na,\n", r"row 2: empty label$"),
-        ("path,label\na, \t\n", r"row 2: empty label$"),
-        ("path,label,group\na,b,\n", r"row 2: empty group$"),
+        ("path,label\n,b\n", r"row 2: empty path: fill it in, or remove the row$"),
+        ("path,label\na,\n", r"row 2: empty label: fill it in, or remove the row$"),
+        ("path,label\na, \t\n", r"row 2: empty label: fill it in, or remove the row$"),
+        ("path,label,group\na,b,\n", r"row 2: empty group: fill it in, or remove the row$"),
+        ("path,label\na,b\nc,nan\n", r"row 3: empty label: fill it in, or remove the row$"),
+        ("path,label\na,NaN\n", r"row 2: empty label: fill it in"),
+        ("path,label\n<NA>,a\n", r"row 2: empty path: fill it in"),
+        ("path,label,label\na,b,c\n", r"2 columns are named 'label': rename or remove all but one$"),
+        ("path,Label, label \na,b,c\n", r"2 columns are named 'label': rename"),
+        ("path,label,x0,y0,x1,y1,x0\na,b,1,2,3,4,5\n", r"2 columns are named 'x0': rename"),
         ("path,label,box\na,b,1 2 3\n", r"row 2: expected a box of four numbers x0 y0 x1 y1, got '1 2 3'$"),
         ("path,label,box\na,b,1 2 3 x\n", r"row 2: expected a box of four numbers"),
         ("path,label,x0,y0,x1,y1\na,b,1,2,3,\n", r"row 2: expected a box of four numbers"),
@@ -670,7 +677,15 @@ def test_parquet_equals_csv(tmp_path):
     ("columns", "message"),
     [
         ({"path": ["a"]}, r"birds\.parquet: no column 'label'; its columns are path$"),
-        ({"path": ["a", None], "label": [0, 1]}, r"birds\.parquet: row 2: empty path$"),
+        (
+            {"path": ["a", None], "label": [0, 1]},
+            r"birds\.parquet: row 2: empty path: fill it in, or remove the row$",
+        ),
+        (
+            {"path": ["a", "b"], "label": [1.0, float("nan")]},
+            r"birds\.parquet: row 2: empty label: fill it in",
+        ),
+        ({"path": ["a"], "Path": ["a"], "label": [0]}, r"2 columns are named 'path': rename"),
         ({"path": ["a"], "label": [0], "box": [[1.0, 2.0]]}, r"row 1: expected a box of four numbers"),
         ({"path": ["a"], "label": [0], "box": [7]}, r"row 1: expected a box of four numbers .*, got 7$"),
     ],
@@ -682,11 +697,126 @@ def test_parquet_that_cannot_be_read(tmp_path, columns, message):
 
 def test_parquet_that_is_not_one(tmp_path, monkeypatch):
     file = write(tmp_path, {"birds.parquet": "path,label"}) / "birds.parquet"
-    with pytest.raises(ValueError, match=r"birds\.parquet: not a parquet file \([^\n]+\)$"):
+    with pytest.raises(ValueError, match=r"birds\.parquet: not a parquet file, or a damaged one \([^\n]+\)$"):
         read(file)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"needs pyarrow: pip install firstpage\[parquet\]"):
         read(file)
+
+
+def test_splits_may_be_missing(tmp_path):
+    columns = {"path": ["a", "b"], "label": [0, 1], "split": [float("nan"), None]}
+    assert quietly(write_parquet(tmp_path / "birds.parquet", columns)).splits == {}
+    assert quietly(table(tmp_path, "path,label,split\na,b,nan\nc,d,train\n")).splits.keys() == {"train"}
+
+
+def test_columns_that_are_not_read_may_have_one_name(tmp_path):
+    assert quietly(table(tmp_path, "path,label,,\na,b,c,d\n")).classes == ["b"]
+
+
+def test_messages_are_short_whatever_they_quote(tmp_path):
+    names = ",".join(f"column{number}" for number in range(90_000))
+    for text in (f"{names}\n", f"path,label,box\na,b,{'x' * 100_000}\n", f"{names},{names}\n"):
+        with pytest.raises(ValueError, match=r"birds\.csv:") as error:
+            read(table(tmp_path, text))
+        assert len(str(error.value)) <= 2000
+
+
+def test_messages_hold_no_control_characters(tmp_path):
+    with pytest.raises(ValueError, match=r"its columns are \\u001b\[31mred, label") as error:
+        read(table(tmp_path, "\x1b[31mred,label\na,b\n"))
+    assert str(error.value).isprintable()
+
+
+NOT_IMAGES = [
+    "x.csv",
+    "x.parquet",
+    "lfw/pairs.txt",
+    "glyphs/glyphs.json",
+    "cub/image_class_labels.txt",
+    "cars/cars_annos.mat",
+    "sop/Ebay_train.txt",
+    "inshop/list_eval_partition.txt",
+    "hotels/train_set.csv",
+]
+
+
+@pytest.mark.parametrize("name", NOT_IMAGES)
+@pytest.mark.parametrize("kind", ["fifo", "zeros", "folder", "sparse"])
+def test_what_never_ends_is_not_read(tmp_path, name, kind):
+    """Each would take forever, or all memory."""
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    for other in ("images.txt", "classes.txt", "bounding_boxes.txt", "Ebay_test.txt", "test_set.csv"):
+        file.with_name(other).write_text("1 1 1 1 1\n")
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "zeros":
+        file.symlink_to("/dev/zero")
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        with file.open("wb") as opened:
+            opened.truncate(2**40)
+    with pytest.raises((ValueError, OSError), match=r"^[^\n]+$"):
+        quietly(file if file.parent == tmp_path else file.parent)
+
+
+def mutated(text, random):
+    """Return a table, spoiled in one to three ways."""
+    for _ in range(random.integers(1, 4)):
+        place = int(random.integers(0, len(text) + 1))
+        length = int(random.integers(0, 9))
+        choices = [
+            text[:place] + text[place + length :],
+            text[:place] + random.bytes(length) + text[place:],
+            text[:place]
+            + [b"\0", b'"', b"\r", b"\xff\xfe", b"\xef\xbb\xbf", b",,", b"nan"][length % 7]
+            + text[place:],
+            text[:place] + text[place : place + 20] * 50 + text[place:],
+            text.decode("latin-1").encode(["utf-16", "utf-32", "utf-8-sig", "utf-7"][length % 4]),
+            text.replace(b",", [b"\t", b";", b"|", b" "][length % 4]),
+        ]
+        text = choices[random.integers(0, len(choices))]
+    return text
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "cub/image_class_labels.txt", "lfw/pairs.txt"])
+def test_mutated_tables_are_read_or_refused_in_one_line(tmp_path, name):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    if name == "x.parquet":
+        columns = {"path": ["1.jpg", "2.jpg"], "label": ["wren", "auk"], "box": [[1.0, 2.0, 3.0, 4.0], None]}
+        content = write_parquet(file, columns).read_bytes()
+    elif name == "x.csv":
+        content = b'path,label,split,box,group\n1.jpg,wren,train,0 0 20 10,"a, b"\n2.jpg,auk,test,,b\n'
+    elif name == "lfw/pairs.txt":
+        images(file.parent, "Ann/Ann_0001.jpg", "Ann/Ann_0002.jpg")
+        content = b"1\t1\nAnn\t1\t2\nAnn\t1\tAnn\t2\n"
+    else:
+        content = (cub_copy(file.parent) / file.name).read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        file.write_bytes(mutated(content, random))
+        assert_read_or_refused(file if file.parent == tmp_path else file.parent)
+
+
+def assert_read_or_refused(path):
+    refusal = ""
+    try:
+        quietly(path)
+    except (UserError, OSError) as error:  # anything else is a bug
+        refusal = str(error)
+    assert len(refusal) <= 2000
+    assert "\n" not in refusal
+
+
+def test_a_matlab_file_that_crashes_its_reader_is_refused(tmp_path, monkeypatch):
+    """As damaged ones do to scipy's; not one of those, as another version may not crash."""
+    savemat(tmp_path / "cars_annos.mat", {"annotations": [1], "class_names": CAR_CLASSES})
+    monkeypatch.setattr("firstpage.data.readers.cars._LOAD", "import os, signal; os.kill(os.getpid(), 11)")
+    with pytest.raises(UserError, match=r"cars_annos\.mat: cannot read 'annotations' \(its reader crashed\)"):
+        read(tmp_path)
 
 
 # Finding the layout

@@ -155,7 +155,12 @@ def download_dataset(name: str, path: str | Path, *, progress: bool = True) -> s
 def _extract(archive: Path, folder: Path, last: str) -> None:
     """Extract an archive into a temporary folder, then move its content into place, `last` at the end."""
     scratch = folder / f".{archive.name}.extracting"
+    if (
+        scratch.is_symlink() or not scratch.is_dir()
+    ):  # a planted link: the archive would be extracted elsewhere
+        scratch.unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run
+    scratch.mkdir()
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:

@@ -8,6 +8,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from firstpage._text import escape
+
 
 @contextmanager
 def exclusive(target: Path, message: str = "") -> Iterator[None]:
@@ -39,7 +41,7 @@ def exclusive(target: Path, message: str = "") -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         if message:
-            Console(stderr=True).print(message)
+            Console(stderr=True).print(escape(message), markup=False, highlight=False)
         lock.acquire()
     try:
         yield

@@ -1,5 +1,6 @@
 """The report on a dataset, its problems and its contents, as text, JSON and a figure."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,8 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from firstpage import durable
+from firstpage._text import shorten
 from firstpage.data.decode import printable
 from firstpage.data.readers.survey import unread_notes
+from firstpage.errors import UserError
 
 EXAMPLES = 5  # of each problem in the text; the JSON lists all
 
@@ -140,7 +144,8 @@ class DatasetReport:
             lines += [f"  and {len(items) - EXAMPLES:,} more"] if len(items) > EXAMPLES else []
         lines += self._contents()
         failed = ", ".join(title for title, items in problems if items)
-        return "\n".join([*lines, f"NOT OK: {failed}" if failed else "OK"])
+        lines += [f"NOT OK: {failed}" if failed else "OK"]
+        return "\n".join(map(shorten, lines))
 
     def json(self) -> str:
         """Return the full report as JSON: the attributes, with `sizes` and the classes summarized."""
@@ -158,6 +163,9 @@ class DatasetReport:
 
         Args:
             path: The file to write. Its suffix determines the format.
+
+        Raises:
+            UserError: There is no such format.
 
         >>> import tempfile
         >>> from firstpage.data.check import Catalog, check_dataset
@@ -186,7 +194,12 @@ class DatasetReport:
         right.set(xlabel="width (pixels)", ylabel="height (pixels)", xlim=(0, limit), ylim=(0, limit))
         right.set_title(f"{_count(len(self.sizes), 'readable image')}, {_count(len(sizes), 'size')}")
         right.set_aspect("equal")
-        figure.savefig(path, dpi=120)
+        buffer, suffix = io.BytesIO(), Path(path).suffix.lower().removeprefix(".")
+        known = figure.canvas.get_supported_filetypes()
+        if suffix not in known:
+            raise UserError(f"{path}: cannot write {suffix!r}: choose one of {', '.join(sorted(known))}")
+        figure.savefig(buffer, format=suffix, dpi=120)
+        durable.write(path, buffer.getvalue())
 
     @property
     def _class_sizes(self) -> NDArray[np.int64]:

@@ -97,9 +97,9 @@ class RunFolder:
             record = Record.read(self.path)
         except FileNotFoundError:
             durable.check(self.path / "run.json")
-            begun = (".lock", "recipe.toml", "recipe.toml.part", "run.json.part")  # by a run that was killed
+            begun = (".lock", "recipe.toml")  # by a run that was killed, perhaps inside a write
             names = (path.name for path in self.path.iterdir()) if self.path.is_dir() else iter(())
-            other = next((name for name in names if name not in begun), None)
+            other = next((name for name in names if name not in begun and not name.endswith(".part")), None)
             if other is not None:
                 raise UserError(
                     f"{self.path}: contains other files, such as {other!r}: choose another --out"

@@ -6,6 +6,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from firstpage._text import escape
+
 SHOWN = ("P@1", "P@5", "P@10", "R@4", "R@8", "MAP@R")  # the metrics that are shown where there is little room
 
 
@@ -61,7 +63,7 @@ class Display:
     def print(self, text: str) -> None:
         """Print a line above the bar."""
         if not self._bar.disable:
-            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._bar.console.print(escape(text), highlight=False, markup=False, soft_wrap=True)
 
     def _refresh(self, completed: int | None = None) -> None:
         metrics = "  ".join(part for part in (self._loss, self._precision, self._throughput) if part)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from firstpage._text import escape
 from firstpage.errors import UserError
 from firstpage.training.ranks import Ranks
 
@@ -118,6 +119,7 @@ def _report_error(rank: int, world: int) -> Iterator[None]:
         yield
     except Exception as error:
         atexit.unregister(dist.destroy_process_group)  # with a rank gone, it would wait
-        print(f"rank {rank} of {world}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        text = escape(f"rank {rank} of {world}: {type(error).__name__}: {error}")
+        print(text, file=sys.stderr, flush=True)
         handler.record_exception(error)
         raise

@@ -3,12 +3,18 @@
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader, TextIOWrapper
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from firstpage import durable
 from firstpage.errors import UserError
+
+MAX_BYTES = 2**32  # of a table: 40 million rows
+MAX_LINE = 2**20  # characters
 
 # Files and folders that only this dataset contains, by which it is recognized.
 MARKERS: dict[str, tuple[str, ...]] = {
@@ -197,6 +203,55 @@ def split_first_classes(labels: NDArray[np.int64], count: int) -> dict[str, NDAr
     return {"train": np.flatnonzero(labels < count), "test": np.flatnonzero(labels >= count)}
 
 
+def open_table(file: Path, most: int = MAX_BYTES) -> BufferedReader:
+    """Open a file of a dataset that is not an image.
+
+    Args:
+        file: The file.
+        most: Its largest size in bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UserError: It is not a regular file, or larger.
+
+    >>> open_table(Path("nowhere.txt"))
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere.txt: no such file; the dataset is incomplete
+    """
+    try:
+        return durable.open_regular(file, most)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{file}: no such file; the dataset is incomplete") from None
+
+
+def read_lines(file: Path, newline: str | None = None) -> Iterator[str]:
+    r"""Yield the lines of a text file with their ends.
+
+    Args:
+        file: The file.
+        newline: As for `open`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UserError: It is not a regular file, or one of its lines is too long for a table.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "a.txt").write_text("1\n2")
+    ...     list(read_lines(Path(root, "a.txt")))
+    ['1\n', '2']
+    """
+    # surrogateescape, as in os.listdir: file names need not be UTF-8.
+    with TextIOWrapper(open_table(file), "utf-8-sig", "surrogateescape", newline) as lines:
+        for number in count(1):
+            line = lines.readline(MAX_LINE + 1)
+            if len(line) > MAX_LINE:
+                raise UserError(f"{file}:{number}: a line of more than {MAX_LINE:,} characters: not a table")
+            if not line:
+                return
+            yield line
+
+
 def read_columns(file: Path, fields: int, *, header: int = 0, spaces: str = "last") -> list[tuple[str, ...]]:
     r"""Read the columns of a text table whose fields are separated by blanks.
 
@@ -216,21 +271,17 @@ def read_columns(file: Path, fields: int, *, header: int = 0, spaces: str = "las
     ...     read_columns(Path(root, "images.txt"), 2)
     [('1', '2'), ('a wren.jpg', 'auk.jpg')]
     """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file; the dataset is incomplete")
     split = str.rsplit if spaces == "first" else str.split
     rows = []
-    # surrogateescape, as in os.listdir: file names need not be UTF-8.
-    with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for line_number, line in enumerate(lines, 1):
-            if line_number <= header or not line.strip():
-                continue
-            row = split(line.strip(), None, fields - 1)
-            if len(row) != fields:
-                raise UserError(
-                    f"{file}:{line_number}: expected {fields} fields, got {len(row)}: {line.strip()!r}"
-                )
-            rows.append(row)
+    for line_number, line in enumerate(read_lines(file), 1):
+        if line_number <= header or not line.strip():
+            continue
+        row = split(line.strip(), None, fields - 1)
+        if len(row) != fields:
+            raise UserError(
+                f"{file}:{line_number}: expected {fields} fields, got {len(row)}: {line.strip()!r}"
+            )
+        rows.append(row)
     if not rows:
         raise UserError(f"{file}: has no rows")
     return list(zip(*rows, strict=True))
@@ -251,15 +302,13 @@ def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     ...     list(read_csv_rows(Path(root, "a.csv")))
     [(1, ['path', 'label']), (2, ['a, b.jpg', 'wren'])]
     """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file; the dataset is incomplete")
-    with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        delimiter = max(",;\t", key=lines.readline().count)
-        lines.seek(0)
-        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-        try:
-            for row in reader:
-                if row:
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise UserError(f"{file}:{reader.line_num}: {error}") from None
+    lines = read_lines(file, newline="")
+    first = next(lines, "")
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, skipinitialspace=True)
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise UserError(f"{file}:{reader.line_num}: {error}") from None

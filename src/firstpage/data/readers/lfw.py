@@ -7,7 +7,7 @@ import numpy as np
 
 from firstpage.data.catalog import Catalog, VerificationPairs
 from firstpage.data.readers.folder import read_class_folders
-from firstpage.data.readers.layout import list_folders, require_root
+from firstpage.data.readers.layout import list_folders, read_lines, require_root
 from firstpage.errors import UserError
 
 
@@ -63,8 +63,7 @@ def read_lfw(path: Path) -> Catalog:
 
 def _read_pairs(file: Path) -> list[tuple[int, str, str, bool]]:
     """Return the fold, the two images without suffix, and whether they show the same person, of each pair."""
-    text = file.read_text(encoding="utf-8", errors="surrogateescape")
-    lines = [line.split() for line in text.splitlines() if line.strip()]
+    lines = [line.split() for line in read_lines(file) if line.strip()]
     try:
         folds, each = (int(count) for count in lines[0])
     except (ValueError, IndexError):

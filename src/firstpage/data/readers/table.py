@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import isnan, nan
@@ -12,10 +13,18 @@ from typing import Any
 import numpy as np
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.readers.layout import encode_names, normalize_split, read_csv_rows, rows_by_name
+from firstpage.data.readers.layout import (
+    encode_names,
+    normalize_split,
+    open_table,
+    read_csv_rows,
+    rows_by_name,
+)
 from firstpage.errors import UserError
 
 CORNERS = ("x0", "y0", "x1", "y1")
+COLUMNS = {"path", "label", "split", "box", "group", *CORNERS}
+MISSING = ("nan", "NaN", "<NA>")  # as numpy and pandas write an empty cell
 
 
 def read_csv(path: Path, *, root: str | Path | None = None) -> Catalog:
@@ -66,17 +75,21 @@ def read_parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise UserError("read(kind='parquet') needs pyarrow: pip install firstpage[parquet]") from None
-    try:
-        file = ParquetFile(path)
-    except (ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a parquet file ({str(error).splitlines()[0]})") from None
-    wanted = {"path", "label", "split", "box", "group", *CORNERS}
-    header = [name for name in file.schema_arrow.names if name.strip().lower() in wanted]
-    with file:
-        batches = (
-            zip(*batch.to_pydict().values(), strict=True) for batch in file.iter_batches(columns=header)
-        )
-        return _read_rows("parquet", path, root, header, enumerate(chain.from_iterable(batches), 1))
+    with open_table(path) as opened:
+        try:
+            file = ParquetFile(opened)
+            header = [name for name in file.schema_arrow.names if name.strip().lower() in COLUMNS]
+            batches = (
+                zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                for batch in file.iter_batches(columns=header)
+            )
+            rows = enumerate(chain.from_iterable(batches), 1)
+            return _read_rows("parquet", path, root, header, rows)
+        except UserError:
+            raise
+        except (ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path}: not a parquet file, or a damaged one ({reason})") from None
 
 
 def _read_rows(
@@ -91,7 +104,15 @@ def _read_rows(
     has_corners = any(corner in column for corner in CORNERS)
     for name in ("path", "label", *(CORNERS if has_corners else ())):
         if name not in column:
-            raise UserError(f"{file}: no column {name!r}; its columns are {', '.join(column) or 'none'}")
+            names = " ".join(", ".join(column).split())  # a quote without an end takes in the lines below
+            raise UserError(f"{file}: no column {name!r}; its columns are {names or 'none'}")
+    if len(column) < len(header):
+        found = Counter(name.strip().lower() for name in header)
+        twice = [name for name in sorted(COLUMNS) if found[name] > 1]
+        if twice:
+            raise UserError(
+                f"{file}: {found[twice[0]]} columns are named {twice[0]!r}: rename or remove all but one"
+            )
     path_at, label_at, split_at = column["path"], column["label"], column.get("split")
     group_at, box_at = column.get("group"), column.get("box")
     corners_at = [column[corner] for corner in CORNERS] if has_corners else []
@@ -109,9 +130,7 @@ def _read_rows(
             # intern: a name that occurs in many rows is stored once
             labels.append(intern(_require_text(row[label_at], "label").strip()))
             if split_at is not None:
-                splits.append(
-                    intern("" if row[split_at] is None else normalize_split(str(row[split_at]).strip()))
-                )
+                splits.append(intern(normalize_split(_text(row[split_at]).strip())))
             if group_at is not None:
                 groups.append(intern(_require_text(row[group_at], "group").strip()))
             if has_corners:
@@ -137,10 +156,16 @@ def _read_rows(
     )
 
 
-def _require_text(cell: object, name: str) -> str:
+def _text(cell: object) -> str:
+    """Return a cell as text, "" if its value is missing."""
     text = "" if cell is None else str(cell)
+    return "" if text.strip() in MISSING else text
+
+
+def _require_text(cell: object, name: str) -> str:
+    text = _text(cell)
     if not text.strip():
-        raise UserError(f"empty {name}")
+        raise UserError(f"empty {name}: fill it in, or remove the row")
     return text
 
 

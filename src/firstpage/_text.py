@@ -1,0 +1,31 @@
+"""Text from files, such as the names of folders and columns, made fit for a terminal."""
+
+import re
+
+# What makes a terminal do anything but show a character: the control characters, but not a tab or a new line;
+# marks that change the direction of text; halves of characters, which no terminal can be sent.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+MOST = 2000  # characters of a message
+
+
+def escape(text: str) -> str:
+    r"""Return a text with its control characters written as JSON and TOML write them.
+
+    >>> print(escape("a\tred \x1b[31mwren"))
+    a   red \u001b[31mwren
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def shorten(text: str, most: int = MOST) -> str:
+    """Return a text of at most `most` characters, without its middle if it is longer.
+
+    >>> shorten("no column 'path'; its columns are a, b, c, d, e, f, g: add one", 40)
+    "no column 'path'; its columns … add one"
+    """
+    if len(text) <= most:
+        return text
+    end = most // 5
+    return f"{text[: most - end - 3].rstrip()} … {text[-end:].lstrip()}"
