@@ -16,7 +16,7 @@ SOURCE = Path(firstpage.__file__).parent
 # Each package imports only from those above it.
 LAYERS = [
     {"errors", "_lazy", "_spelling"},
-    {"_types", "_plugins", "durable"},
+    {"_types", "_plugins", "_reading", "durable"},
     {"recipes"},
     {"pairs"},
     {"mining"},

@@ -12,3 +12,17 @@ class UserError(ValueError):
     Traceback (most recent call last):
     firstpage.errors.UserError: TopKPrecision(k=0): k must be at least 1
     """
+
+
+def one_line(error: Exception) -> str:
+    r"""Return the message of an exception on one printable line of at most 300 characters.
+
+    The type comes first, unless the exception is a `ValueError`, whose messages are sentences.
+
+    >>> one_line(KeyError("k")), one_line(UserError("two\nlines"))
+    ("KeyError: 'k'", 'two lines')
+    """
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    text = " ".join(text.split())
+    text = text if len(text) <= 300 else f"{text[:300]}…"
+    return text if text.isprintable() else repr(text)
