@@ -79,6 +79,17 @@ def test_embed_takes_images_without_labels_and_training_does_not(capsys, tmp_pat
     assert "2 images are outside class folders; move them to auk/<class>/<image>.jpg\n" in err
 
 
+def test_embed_refuses_a_model_that_gives_nan(capsys, tmp_path, birds):
+    model = Embedder.create(backbone="small", dim=4, stored=48)
+    model.heads[0][-1].bias.data.fill_(float("nan"))
+    model.save(tmp_path / "model")
+    out = tmp_path / "vectors.npz"
+    code, _, err = run(capsys, "embed", str(tmp_path / "model"), str(birds), str(out), "--device", "cpu")
+    assert code == 2
+    assert "model: embeds 16 of 16 images as NaN or infinity, such as 'auk/1.png', 'auk/2.png'" in err
+    assert not out.exists()
+
+
 def test_check_tells_warnings_once_in_its_report(capsys, birds):
     (birds / "empty").mkdir()
     code, out, err = run(capsys, "data", "check", str(birds))

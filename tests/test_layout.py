@@ -17,7 +17,7 @@ SOURCE = Path(firstpage.__file__).parent
 LAYERS = [
     {"_text"},
     {"errors", "_lazy", "_spelling"},
-    {"_types", "_plugins", "durable"},
+    {"_types", "_plugins", "_reading", "durable"},
     {"recipes"},
     {"pairs"},
     {"mining"},

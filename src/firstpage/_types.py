@@ -23,6 +23,7 @@ _UNCHECKED: tuple[Any, ...] = (Callable, Any, object)
 def convert(value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401
     """Return a value as its type hint wants it: whole numbers for floats and lists for tuples are converted.
 
+    The values of a dict and of a list are converted by its hint; of a `TypedDict`, those whose keys it knows.
     Hints that only their owner understands (callables, protocols) accept everything.
 
     Args:
@@ -44,24 +45,37 @@ def convert(value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401
         return _convert_union(value, arguments, name)
     if origin is Literal:
         if value not in arguments:
-            raise UserError(f"{name}={value!r}: choose one of {', '.join(map(str, arguments))}")
+            raise UserError(f"{name}={_shown(value)}: choose one of {', '.join(map(str, arguments))}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise UserError(f"{name}={value!r}: must be a list")
+            raise UserError(f"{name}={_shown(value)}: must be a list")
         if arguments[-1] is not Ellipsis and len(arguments) != len(value):
-            raise UserError(f"{name}={value!r}: needs {len(arguments)} numbers")
+            raise UserError(f"{name}={_shown(value)}: needs {len(arguments)} numbers")
         return tuple(convert(part, arguments[0], name) for part in value)
-    plain = origin or hint
+    plain = dict if typing.is_typeddict(hint) else origin or hint
     if plain in _PLAIN:
         kind, words = _PLAIN[plain]
         if not isinstance(value, kind) or (isinstance(value, bool) and plain is not bool):
-            raise UserError(f"{name}={value!r}: must be {words}")
+            raise UserError(f"{name}={_shown(value)}: must be {words}")
+        if isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63:
+            raise UserError(f"{name}={_shown(value)}: must fit into 64 bits")
+        if plain is list and arguments:
+            return [convert(part, arguments[0], name) for part in value]  # type: ignore[attr-defined]
+        if isinstance(value, Mapping):
+            hints = typing.get_type_hints(hint) if typing.is_typeddict(hint) else {}
+            rest = arguments[1] if arguments else Any
+            return {key: convert(part, hints.get(key, rest), f"{name}.{key}") for key, part in value.items()}
         return float(value) if plain is float else value  # type: ignore[arg-type]
     unchecked = plain in _UNCHECKED or getattr(plain, "_is_protocol", False)
     if isinstance(plain, type) and not unchecked and not isinstance(value, plain):
-        raise UserError(f"{name}={value!r}: must be a {plain.__name__}")
+        raise UserError(f"{name}={_shown(value)}: must be a {plain.__name__}")
     return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _convert_union(value: Any, options: tuple[Any, ...], name: str) -> Any:  # noqa: ANN401

@@ -18,3 +18,15 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         return shorten(escape(super().__str__()))
+
+
+def one_line(error: Exception) -> str:
+    r"""Return the message of an exception on one printable line of at most 300 characters.
+
+    The type comes first, unless the exception is a `ValueError`, whose messages are sentences.
+
+    >>> one_line(KeyError("k")), one_line(UserError("two\nlines"))
+    ("KeyError: 'k'", 'two lines')
+    """
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return shorten(escape(" ".join(text.split())), 300)

@@ -1,7 +1,9 @@
 """Figures from embeddings: blocked searches against naive loops, maps, and files."""
 
 import io
+import random
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from firstpage import figures
 from firstpage.data.catalog import Catalog
+from firstpage.errors import UserError
 from firstpage.evaluation import evaluate
 
 
@@ -225,12 +228,97 @@ def test_splits_are_found_by_path(dataset):
 def test_files_that_do_not_fit_are_named(dataset, tmp_path):
     catalog, path = dataset
     other = Catalog("x", tmp_path, ["a.png"], np.zeros(1, int), ["a"], {})
-    with pytest.raises(ValueError, match=r"7\.png is not in .*: pass the dataset it was made from"):
+    with pytest.raises(ValueError, match=r"7\.png' is not in .*: pass the dataset it was made from"):
         figures.read_embeddings(path, other)
     with pytest.raises(ValueError, match="pass the dataset too"):
         figures.read_embeddings(path).split("train")
     with pytest.raises(ValueError, match="split='val': the dataset has train, query, gallery"):
         figures.read_embeddings(path, catalog).split("val")
     (tmp_path / "broken.npz").write_bytes(b"not a zip")
-    with pytest.raises(ValueError, match="holds no embeddings"):
+    with pytest.raises(
+        ValueError, match=r"broken\.npz: BadZipFile: .*: write the file again with firstpage embed"
+    ):
         figures.read_embeddings(tmp_path / "broken.npz")
+
+
+ARRAYS = {
+    "embeddings": np.eye(6, 4, dtype=np.float32) + 1,
+    "labels": np.arange(6) // 2,
+    "paths": np.array([f"{number}.png" for number in range(6)]),
+}
+
+
+def npy(array, shape=None, dtype=None):
+    """Return an .npy file of an array that may declare another shape or type."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(array)
+    header |= {} if shape is None else {"shape": shape}
+    header |= {} if dtype is None else {"descr": dtype}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + array.tobytes()
+
+
+def write_npz(path, compression=zipfile.ZIP_STORED, **members):
+    """Write an .npz file of the embeddings with some of them replaced; None leaves one out."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, value in (ARRAYS | members).items():
+            if value is not None:
+                file.writestr(f"{name}.npy", value if isinstance(value, bytes) else npy(value))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("members", "complaint"),
+    [
+        ({"paths": None}, "holds no paths"),
+        ({"embeddings": np.full((6, 4), np.nan)}, "embeddings hold NaN or infinity"),
+        ({"embeddings": np.full((6, 4), np.inf)}, "embeddings hold NaN or infinity"),
+        ({"embeddings": np.ones(6)}, r"embeddings: got shape \(6,\), need \[images, dimensions\]"),
+        ({"embeddings": np.ones((6, 4), int)}, "embeddings: got dtype torch.int64, need floats"),
+        ({"embeddings": np.ones((5, 4))}, r"labels: got shape \(6,\), need shape \(5,\)"),
+        ({"labels": np.ones(6)}, "labels: got dtype torch.float64, need integers"),
+        ({"labels": np.array(list("abcdef"))}, "labels: got ndarray, not numbers"),
+        ({"paths": np.arange(6)}, "paths: got int64 of shape"),
+        ({"paths": ARRAYS["paths"][:5]}, r"paths: got <U5 of shape \(5,\)"),
+        (
+            {"embeddings": npy(ARRAYS["embeddings"], (10**12, 4))},
+            r"embeddings.npy declares shape \(1000000000000",
+        ),
+        ({"paths": npy(ARRAYS["paths"], dtype="<U100000000")}, "paths.npy declares shape"),
+        ({"labels": npy(ARRAYS["labels"], dtype="|O")}, "Object arrays cannot be loaded"),
+        ({"labels": b"\x93NUMPY\x01\x00v\x00{'descr'"}, "labels|EOF|array header"),
+    ],
+)
+def test_a_file_that_is_not_of_embed_is_one_line(tmp_path, members, complaint):
+    path = write_npz(tmp_path / "x.npz", **members)
+    with pytest.raises(UserError, match=rf"x\.npz: .*({complaint}).*: write the file again with") as caught:
+        figures.read_embeddings(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_small_file_of_many_zeros_takes_no_memory(tmp_path):
+    path = write_npz(tmp_path / "x.npz", zipfile.ZIP_DEFLATED, embeddings=np.zeros((2**12, 2**8)))
+    with pytest.raises(UserError, match="holds more than 100 bytes for each of its own"):
+        figures.read_embeddings(path)
+    assert len(figures.read_embeddings(write_npz(path, zipfile.ZIP_DEFLATED)).labels) == 6
+
+
+def test_mutated_files_are_read_or_refused(tmp_path):
+    written = [
+        write_npz(tmp_path / "x.npz", method).read_bytes()
+        for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    ]
+    refused = []
+    for seed in range(100):
+        draw = random.Random(seed)
+        data = bytearray(draw.choice(written))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(data))
+            data[at : at + draw.choice([0, 1, 1, 9])] = draw.choice([b"", b"\0", b"\xff", b"(", b"9" * 9])
+        (tmp_path / "x.npz").write_bytes(data)
+        try:
+            assert figures.read_embeddings(tmp_path / "x.npz").embeddings.isfinite().all()
+        except UserError as error:
+            refused.append(str(error))
+    assert 50 < len(refused) < 100
+    assert all(message.isprintable() for message in refused)

@@ -29,7 +29,8 @@ def _nothing_is_fetched(monkeypatch):
         raise AssertionError("fetched")
 
     monkeypatch.setattr(weights, "fetch", refuse)
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
 
 
 def mutated(config, draw):
@@ -94,10 +95,22 @@ def test_seeded_mutations(saved, tmp_path, part):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "not a firstpage model of version 1"),
+        ("", "is empty: restore it from a copy"),
+        ("{", "is not valid JSON (Expecting property name"),
+        ('{"firstpage": 1, "firstpage": 1, "model": {}}', "key 'firstpage' is given twice"),
+        ('{"firstpage": 1, "model": {"dim": 1e999}}', "holds inf, which is not a finite number"),
+        ('{"firstpage": 1, "model": {"dim": 1' + "0" * 30 + "}}", "does not fit into 64 bits"),
+        ('{"firstpage": 1, "model": {"dim": 1' + "0" * 5000 + "}}", "is not valid JSON (Exceeds the limit"),
+        (
+            '{"firstpage": 1, "model": {"options": ' + "[" * 40 + "]" * 40 + "}}",
+            "nested deeper than 32 levels",
+        ),
+        ('{"firstpage": 1, "model": {"two\\nlines": 1}}', "key 'two\\nlines' is too long, or not printable"),
+        (" " * 2**24 + "{}", "is larger than 16,777,216 bytes"),
+        ('{"firstpage": 1, "model": {"crop": 31.5}}', "model.crop=31.5: must be a whole number"),
         ("[]", "not a firstpage model of version 1"),
         ('{"firstpage": 2, "model": {}}', "not a firstpage model of version 1"),
-        ("[" * 100_000, "not a firstpage model of version 1"),
+        ("[" * 100_000, "is nested deeper than 32 levels"),
         ('{"firstpage": 1}', "must hold the version `firstpage`, the table `model`, and nothing else"),
         ('{"firstpage": 1, "model": []}', "must hold the version `firstpage`, the table `model`"),
         ('{"firstpage": 1, "model": {}, "extra": 1}', "and nothing else"),
@@ -144,6 +157,31 @@ def test_settings_that_do_not_fit_the_tensors_say_which(saved, tmp_path):
     with pytest.raises(
         UserError, match=r"does not fit config\.json: .*size mismatch for heads\.0\.1\.weight"
     ):
+        Embedder.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (
+            {"backbone": "firstpage.models.backbones.vit:VisionTransformer", "options": {"depth": 10**9}},
+            "has many more layers than model.safetensors has tensors",
+        ),
+        (
+            {"backbone": "firstpage.models.backbones.vit:VisionTransformer", "options": {"width": 6 * 10**6}},
+            "does not fit config.json",
+        ),
+        ({"backbone": "resnet18", "dim": 65_536, "head": "multilevel"}, "does not fit config.json"),
+    ],
+)
+def test_absurd_sizes_take_neither_memory_nor_time(saved, tmp_path, monkeypatch, model, complaint):
+    def refuse(*arguments, **options):
+        raise AssertionError("took memory")
+
+    (tmp_path / "model.safetensors").symlink_to(saved / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"firstpage": 1, "model": model}))
+    monkeypatch.setattr(Embedder, "to", refuse)
+    with pytest.raises(UserError, match=complaint):
         Embedder.load(tmp_path)
 
 

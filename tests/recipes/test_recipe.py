@@ -80,6 +80,9 @@ def test_a_broken_file_is_named(tmp_path):
     path.write_text("[model\n")
     with pytest.raises(ValueError, match=r"mine\.toml"):
         Recipe.read(path)
+    path.write_text("# nothing yet\n")
+    with pytest.raises(ValueError, match=r"mine\.toml: is empty: give it at least one setting"):
+        Recipe.read(path)
     path.write_text("[modle]\n")
     with pytest.raises(ValueError, match=r"mine\.toml: modle: no such setting; did you mean 'model'\?"):
         Recipe.read(path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +18,14 @@ from torch import Tensor
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import decode_image
 from firstpage.data.splits import QueryGallery, query_gallery
-from firstpage.errors import UserError
+from firstpage.errors import UserError, one_line
+from firstpage.evaluation.inputs import as_labeled_vectors
 from firstpage.runs.opening import OpenRun, open_run
 
 Rows = NDArray[np.int64]
+
+MAX_RATIO = 100  # of what an .npz file holds to its size: a compressed one may hold more than memory does
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,17 +155,46 @@ def read_embeddings(path: str | os.PathLike[str], catalog: Catalog | None = None
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file: write one with firstpage embed MODEL DATA {path}")
     try:
-        with np.load(path) as file:
-            vectors, labels, paths = file["embeddings"], file["labels"], file["paths"]
-    except (KeyError, OSError, ValueError):
-        raise UserError(
-            f"{path}: holds no embeddings, labels and paths: write it with firstpage embed"
-        ) from None
+        vectors, labels, paths = _read_npz(path)
+    except Exception as error:  # damaged files make zipfile, zlib and numpy raise anything
+        reason = one_line(error)
+        raise UserError(f"{path}: {reason}: write the file again with firstpage embed") from None
     rows = None
     if catalog is not None:
         row_of = {name: row for row, name in enumerate(catalog.paths)}
-        unknown = next((name for name in paths.tolist() if name not in row_of), None)
+        unknown = next((name for name in paths if name not in row_of), None)
         if unknown is not None:
-            raise UserError(f"{path}: {unknown} is not in {catalog.root}: pass the dataset it was made from")
-        rows = np.array([row_of[name] for name in paths.tolist()], np.int64)
-    return EmbeddedImages(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)), rows, catalog)
+            raise UserError(
+                f"{path}: {unknown!r} is not in {catalog.root}: pass the dataset it was made from"
+            )
+        rows = np.array([row_of[name] for name in paths], np.int64)
+    return EmbeddedImages(vectors, labels, rows, catalog)
+
+
+def _read_npz(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, list[str]]:
+    """Read embeddings [N, D], labels [N] and paths. Sizes are checked before memory is taken."""
+    with zipfile.ZipFile(path) as file:
+        members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+        missing = [name for name in ("embeddings", "labels", "paths") if name not in members]
+        if missing:
+            raise UserError(f"holds no {missing[0]}")
+        if sum(info.file_size for info in members.values()) > MAX_RATIO * os.path.getsize(path):
+            raise UserError(f"holds more than {MAX_RATIO} bytes for each of its own")
+        arrays = [_read_array(file, members[name]) for name in ("embeddings", "labels", "paths")]
+    vectors, labels = as_labeled_vectors("embeddings", arrays[0], "labels", arrays[1])
+    paths = arrays[2]
+    if paths.shape != labels.shape or paths.dtype.kind != "U":
+        raise UserError(f"paths: got {paths.dtype} of shape {paths.shape}, need one name per embedding")
+    if not all(part.isfinite().all() for part in torch.split(vectors, 2**16)):
+        raise UserError("embeddings hold NaN or infinity")
+    return vectors, labels.to(torch.int64), paths.tolist()
+
+
+def _read_array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    with file.open(info) as member:
+        shape, _, dtype = _HEADERS[np.lib.format.read_magic(member)](member)
+    if math.prod(shape) * dtype.itemsize > info.file_size:
+        raise UserError(f"{info.filename} declares shape {shape} of {dtype}, which it does not hold")
+    with file.open(info) as member:
+        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    return array

@@ -8,6 +8,7 @@ import numpy as np
 from firstpage import durable
 from firstpage.data.catalog import Catalog
 from firstpage.data.store import PixelStore
+from firstpage.errors import UserError
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder
 
@@ -24,7 +25,8 @@ def embed_to_file(
     """Embed the images of a catalog with a saved model, and write the vectors to an .npz file.
 
     The file holds `embeddings` [N, dim], `labels` [N], `classes` and `paths` [N], and is written completely
-    or not at all. Images that cannot be decoded are left out, and counted in the summary.
+    or not at all. Images that cannot be decoded are left out, and counted in the summary. If an embedding is
+    NaN or infinite, nothing is written.
 
     Args:
         model: Folder of a saved embedder, or of a run.
@@ -37,6 +39,10 @@ def embed_to_file(
     Returns:
         A summary in one line.
 
+    Raises:
+        FileNotFoundError: There is no such model.
+        UserError: The file cannot be written, the model is not valid, or an embedding is not finite.
+
     >>> embed_to_file("nowhere", Catalog("x", Path(), [], np.zeros(0, int), [], {}), "x.npz")
     Traceback (most recent call last):
     FileNotFoundError: nowhere: no such folder
@@ -46,10 +52,17 @@ def embed_to_file(
     framing = embedder.framing
     store = PixelStore.build(catalog, cache, size=framing.size, resize=framing.resize, progress=progress)
     readable = np.flatnonzero(store.ok)
-    vectors = embedder.embed(store, rows=readable, progress=progress).numpy()
+    vectors = embedder.embed(store, rows=readable, progress=progress)
+    bad = np.flatnonzero(~vectors.sum(dim=1).isfinite().numpy())
+    if len(bad):
+        first = ", ".join(repr(catalog.paths[row]) for row in readable[bad[:3]])
+        raise UserError(
+            f"{model}: embeds {len(bad):,} of {len(readable):,} images as NaN or infinity, such as {first}: "
+            "use a model that has not diverged; nothing was written"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
-        "embeddings": vectors,
+        "embeddings": vectors.numpy(),
         "labels": catalog.labels[readable],
         "classes": np.array(catalog.classes),
         "paths": np.array([catalog.paths[row] for row in readable]),

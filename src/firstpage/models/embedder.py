@@ -2,7 +2,9 @@
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -10,17 +12,18 @@ from typing import Any, Protocol, Self, cast
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from firstpage import durable
+from firstpage._reading import read_json
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import open_regular
 from firstpage.data.framing import Framing
 from firstpage.data.progress import progress_bar
-from firstpage.errors import UserError
+from firstpage.errors import UserError, one_line
 from firstpage.models import backbones
 from firstpage.models.pooling import Pooling
 from firstpage.pairs import unit
@@ -237,8 +240,9 @@ class Embedder(nn.Module):
     def load(cls, folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Self:
         """Load a saved embedder, or the best one of a run, in evaluation mode.
 
-        Nothing is downloaded. A backbone named `package.module:Class` is imported, so that module must be
-        importable here; with a model from a stranger, check `config.json` first.
+        Nothing is downloaded, and a network that does not fit the tensors is refused before it takes memory.
+        A backbone named `package.module:Class` is imported, so that module must be importable here; with a
+        model from a stranger, check `config.json` first.
 
         Args:
             folder: Folder of a saved embedder, or of a run.
@@ -258,38 +262,62 @@ class Embedder(nn.Module):
         config, weights = source / "config.json", source / "model.safetensors"
         if not config.is_file() or not weights.is_file():
             raise FileNotFoundError(f"{folder}: {_describe_folder(source)}")
-        try:
-            model = cls(_read_settings(config))
-        except Exception as error:  # a backbone of the user's own may raise anything
-            raise UserError(f"{config}: {_one_line(error)}") from error
-        try:
-            model.load_state_dict(load_file(weights))
-        except (RuntimeError, SafetensorError) as error:
-            raise UserError(
-                f"{source}: model.safetensors does not fit config.json: {_one_line(error)}"
-            ) from None
+        settings, state = _read_settings(config), _read_state(weights)
+        for place in ("meta", "cpu"):  # first without memory, to compare names and shapes
+            try:
+                with torch.device(place), _limit_parameters(10 * len(state) + 1000):
+                    model = cls(settings)
+            except Exception as error:  # a backbone of the user's own may raise anything
+                if place == "meta" and not isinstance(error, UserError):
+                    continue  # not every backbone can be built without memory
+                raise UserError(f"{config}: {one_line(error)}") from error
+            try:
+                model.load_state_dict(state, assign=place == "meta")
+            except RuntimeError as error:
+                raise UserError(
+                    f"{source}: model.safetensors does not fit config.json: {one_line(error)}"
+                ) from None
         return model.to(device).eval()
 
 
 def _read_settings(path: Path) -> ModelSettings:
     """Read the settings of a saved model. Its `weights` are ignored: they would be loaded or downloaded."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        config = None
+    config = read_json(path)
     if not isinstance(config, dict) or config.get("firstpage") != VERSION:
-        raise UserError(f"not a firstpage model of version {VERSION}")
+        raise UserError(f"{path}: not a firstpage model of version {VERSION}")
     if config.keys() != {"firstpage", "model"} or not isinstance(config["model"], dict):
-        raise UserError("must hold the version `firstpage`, the table `model`, and nothing else")
-    settings: ModelSettings = build_settings(ModelSettings, config["model"] | {"weights": None}, "model.")
+        raise UserError(f"{path}: must hold the version `firstpage`, the table `model`, and nothing else")
+    settings: ModelSettings
+    try:
+        settings = build_settings(ModelSettings, config["model"] | {"weights": None}, "model.")
+    except UserError as error:
+        raise UserError(f"{path}: {one_line(error)}") from None
     return settings
 
 
-def _one_line(error: Exception) -> str:
-    """The message of an exception, on one line of limited length."""
-    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    text = " ".join(text.split())[:300]
-    return text if text.isprintable() else repr(text)
+@contextmanager
+def _limit_parameters(most: int) -> Iterator[None]:
+    """Within this context, a network of more parameter tensors is refused before it is complete.
+
+    A config with a billion layers would otherwise never end. Some networks build layers that they replace.
+    """
+    thread, count = threading.get_ident(), 0
+
+    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal count
+        count += thread == threading.get_ident()
+        if count > most:
+            raise UserError("has many more layers than model.safetensors has tensors")
+
+    with register_module_parameter_registration_hook(check):
+        yield
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except Exception as error:  # of a damaged file: SafetensorError, KeyError, OverflowError…
+        raise UserError(f"{path}: damaged, or not a safetensors file: {one_line(error)}") from None
 
 
 def _check_images(images: object) -> None:

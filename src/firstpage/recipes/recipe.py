@@ -10,9 +10,10 @@ from typing import Any, Self
 
 import tomli_w
 
+from firstpage._reading import read_toml
 from firstpage._spelling import suggest
 from firstpage._types import convert
-from firstpage.errors import UserError
+from firstpage.errors import UserError, one_line
 from firstpage.recipes.settings import (
     AugmentSettings,
     BatchSettings,
@@ -62,7 +63,11 @@ class Recipe:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a recipe from a TOML file.
+        """Read a recipe from a TOML file. Missing settings have their defaults; an empty file is refused.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            UserError: It is not valid; the message names the file and the setting.
 
         >>> Recipe.read("nowhere.toml")
         Traceback (most recent call last):
@@ -71,9 +76,9 @@ class Recipe:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such recipe")
         try:
-            return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (tomllib.TOMLDecodeError, ValueError) as error:
-            raise UserError(f"{path}: {error}") from None
+            return cls.of(read_toml(path))
+        except UserError as error:
+            raise UserError(f"{path}: {one_line(error)}") from None
 
     def changed(self, changes: Sequence[str]) -> Self:
         """Return the recipe with `section.key=value` applied; values are written as in TOML, quotes optional.
@@ -150,5 +155,5 @@ def _parse(text: str) -> Any:  # noqa: ANN401
     """Return a value as TOML reads it; what TOML cannot read is a string without quotes."""
     try:
         return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -1,5 +1,6 @@
 """Facts about a run: its recipe, data, environment and cost; and how several recipes differ."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +108,7 @@ def _format_value(value: object) -> str:
 
 
 def _format_seconds(seconds: float | None) -> str | None:
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return None
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -61,12 +61,11 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["firstpage"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        intact = _digest(about["state"], tensors) == about["sha256"]
+        if _digest(about["state"], tensors) != about["sha256"]:
+            raise ValueError("another digest")
+        state: dict[str, Any] = _restored(json.loads(about["state"]), tensors)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError):
-        intact = False
-    if not intact:
-        raise UserError(f"{path}: damaged, or not a file of firstpage")
-    state: dict[str, Any] = _restored(json.loads(about["state"]), tensors)
+        raise UserError(f"{path}: damaged, or not a file of firstpage") from None
     return state
 
 

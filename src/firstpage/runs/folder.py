@@ -107,13 +107,14 @@ class RunFolder:
             return False
         except UserError as error:  # a recipe this version does not know, or a damaged file
             raise UserError(
-                f"{self.path}: contains a run of another version of firstpage ({error}): nothing was "
-                "changed; choose another --out, or remove it"
+                f"{self.path}: contains a run that is damaged or of another version of firstpage ({error}): "
+                "nothing was changed; choose another --out, or remove it"
             ) from None
         written = Recipe.of(tomllib.loads(recipe.toml()))  # TOML has no None, so compare as written
         other = _difference(record.recipe, written)
-        if record.about["data"]["fingerprint"] != fingerprint(catalog):
-            other = f"on other data, {record.about['data']['name']!r}"
+        data = record.about.get("data") or {}
+        if data.get("fingerprint") != fingerprint(catalog):
+            other = f"on other data, {data.get('name')!r}"
         if other:
             raise UserError(
                 f"{self.path}: contains a run {other}: nothing was changed; "

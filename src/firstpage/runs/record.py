@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from firstpage.errors import UserError
+from firstpage._reading import parse_json, read_json
+from firstpage._types import convert
+from firstpage.errors import UserError, one_line
 from firstpage.recipes.recipe import Recipe
 
 Series = tuple[list[float], list[float]]  # steps, values
+
+MAX_LINE = 2**20  # bytes of a line in the log
+MAX_LOG = 2**30
+
+
+class _Data(TypedDict, total=False):
+    name: str
+    root: str
+    images: int
+    fingerprint: str
+    train_classes: list[str]
+
+
+class _Result(TypedDict, total=False):
+    protocol: str
+    best: dict[str, float]
+    test: dict[str, float] | None
+    epoch: int
+    seconds: float
+    images_per_second: float
+    warnings: list[str]
+
+
+class _About(TypedDict, total=False):
+    """The types of what `run.json` may hold; other versions may write more."""
+
+    firstpage: str
+    git: str | None
+    python: str
+    torch: str
+    device: str
+    data: _Data | None
+    result: _Result | None
 
 
 @dataclass(frozen=True)
@@ -50,12 +83,11 @@ class Record:
         source = Path(folder)
         if not (source / "recipe.toml").is_file() or not (source / "run.json").is_file():
             raise FileNotFoundError(f"{folder}: not a run folder: recipe.toml or run.json is missing")
+        about = read_json(source / "run.json", nan=True)  # a metric may be NaN
         try:
-            about = json.loads((source / "run.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{source / 'run.json'}: {error}") from None
-        if not isinstance(about, dict):
-            raise UserError(f"{source / 'run.json'}: must hold a JSON object, not a {type(about).__name__}")
+            about = convert(about, _About, "run")
+        except UserError as error:
+            raise UserError(f"{source / 'run.json'}: {one_line(error)}: restore it from a copy") from None
         return cls(source, Recipe.read(source / "recipe.toml"), about, _read_log(source / "log.jsonl"))
 
     @property
@@ -151,12 +183,30 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     if not path.is_file():
         return lines
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        step = line.get("step") if isinstance(line, dict) else None
-        if isinstance(step, int | float) and math.isfinite(step):
-            lines.append(line)
+    with path.open("rb") as file:
+        while text := file.readline(MAX_LINE + 1):
+            try:
+                lines.append(_parse_line(text))
+                if file.tell() > MAX_LOG:
+                    raise UserError(f"is beyond the first {MAX_LOG:,} bytes")
+            except UserError as error:
+                if len(text) <= MAX_LINE and not text.endswith(b"\n"):
+                    break  # the last line, cut by a kill while it was written
+                raise UserError(
+                    f"{path}: line {len(lines) + 1}: {one_line(error)}: restore the file from a copy, "
+                    "or remove the line"
+                ) from None
     return lines
+
+
+def _parse_line(text: bytes) -> dict[str, Any]:
+    """Return a line of the log, checked: all values of an evaluation are numbers."""
+    if len(text) > MAX_LINE:
+        raise UserError(f"is longer than {MAX_LINE:,} bytes")
+    line: dict[str, Any] = parse_json(text, nan=True)
+    is_evaluation = isinstance(line, dict) and "P@1" in line
+    convert(line, dict[str, float] if is_evaluation else dict[str, float | str | list[int]], "line")
+    if "step" not in line:
+        raise UserError("has no step")
+    convert(line["step"], int, "step")
+    return line

@@ -32,7 +32,9 @@ def find_data(record: Record) -> Catalog:
     # The root of a catalog is the folder of its images: the annotations may be in its parent.
     candidates: list[str | Path] = [root, root.parent]
     candidates += ["glyphs"] if name == "glyphs" else []
-    candidates += sorted(path for suffix in _TABLE_SUFFIXES.get(name, ()) for path in root.glob(f"*{suffix}"))
+    if root.is_dir():
+        suffixes = _TABLE_SUFFIXES.get(name, ())
+        candidates += sorted(path for suffix in suffixes for path in root.glob(f"*{suffix}"))
     for path in candidates:
         try:
             with warnings.catch_warnings():  # training showed them already

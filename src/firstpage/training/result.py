@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 from firstpage.runs.record import Record
 from firstpage.training.display import SHOWN
+
+_KEYS = {"protocol", "best", "test", "epoch", "seconds", "images_per_second", "warnings"}
 
 
 @dataclass
@@ -37,9 +40,18 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the result of a finished run."""
+        """Read the result of a finished run.
+
+        Raises:
+            UserError: A file of the run is damaged.
+        """
         record = Record.read(folder)
         result = record.result
+        missing = _KEYS - result.keys()
+        if missing:
+            raise UserError(
+                f"{folder / 'run.json'}: result.{min(missing)} is missing: restore it from a copy"
+            )
         return cls(
             Embedder.load(folder / "best"),
             result["best"],
@@ -59,7 +71,7 @@ class Result:
             rows = [(f"{title}, held out", metrics) for title, metrics in rows] + [
                 ("trained, test", self.test)
             ]
-        names = [name for name in SHOWN if name in self.best]
+        names = [name for name in SHOWN if all(name in metrics for _, metrics in rows)]
         width = max(len(title) for title, _ in rows) + 1
         lines = [" " * width + "".join(f"{name:>7}" for name in names)]
         for title, metrics in rows:
