@@ -4,7 +4,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 collect_ignore = ["docs/reference.py"]  # part of the docs build, whose packages `make test` does not install
 
@@ -16,6 +15,8 @@ hypothesis.settings.load_profile("suite")
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import torch  # here, as xdist's own process runs no test and starts its workers after this file
+
     torch.manual_seed(0)
 
 

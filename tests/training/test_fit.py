@@ -98,10 +98,9 @@ def test_the_run_folder_tells_what_ran(run):
 
 
 def test_what_ran_runs_again_to_the_same_numbers(run, stripes, tmp_path):
-    folder, first = run
-    again = fit(
-        Recipe.read(folder / "run" / "recipe.toml"), stripes, None, cache=folder / "cache", progress=False
-    )
+    short = partial(fit, catalog=stripes, cache=run[0] / "cache", progress=False)
+    first = short(recipe("schedule.epochs=5", "train.evaluate_every=2"), folder=tmp_path / "run")
+    again = short(Recipe.read(tmp_path / "run" / "recipe.toml"), folder=None)
     assert again.history == first.history
     for name, value in again.model.state_dict().items():
         assert torch.equal(value, first.model.state_dict()[name]), name

@@ -2,8 +2,9 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, Self
 
 import torch
@@ -147,7 +148,7 @@ class Augment:
                 f"Augment(size={self.size}): the images are {width} × {height}; "
                 "use a smaller size, a larger store or crop='resized'"
             )
-        render = _fused_render if self.fused else _render
+        render = _fused_render() if self.fused else _render
         return render(
             pixels, self._plan(pixels, seed, step, first), self.size, self.crop, self.flip, self.jitter
         )
@@ -229,7 +230,10 @@ def _render(
     return images.contiguous(memory_format=torch.channels_last)
 
 
-_fused_render = torch.compile(_render)
+@cache
+def _fused_render() -> Callable[..., Tensor]:
+    """Return the compiled `_render`; made when first needed, as importing torch's compiler takes seconds."""
+    return torch.compile(_render)
 
 
 def _middle(length: int, size: int) -> int:
