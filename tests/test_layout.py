@@ -17,7 +17,8 @@ SOURCE = Path(firstpage.__file__).parent
 LAYERS = [
     {"_text"},
     {"errors", "_lazy", "_spelling"},
-    {"_types", "_plugins", "_reading", "durable"},
+    {"_types", "_plugins", "durable"},
+    {"_reading"},
     {"recipes"},
     {"pairs"},
     {"mining"},

@@ -5,9 +5,9 @@ import math
 import os
 import tomllib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
+from firstpage import durable
 from firstpage.errors import UserError
 
 MAX_BYTES = 2**24  # of a JSON file: the names of a million classes
@@ -21,10 +21,11 @@ def read_json(path: str | os.PathLike[str], *, nan: bool = False) -> Any:  # noq
 
     >>> read_json("/dev/null")
     Traceback (most recent call last):
-    firstpage.errors.UserError: /dev/null: is empty: restore it from a copy
+    firstpage.errors.UserError: /dev/null: is a folder, a pipe or a device, not a regular file
     """
+    data = _read_bytes(path, MAX_BYTES)
     try:
-        return parse_json(_read_bytes(path, MAX_BYTES), nan=nan)
+        return parse_json(data, nan=nan)
     except UserError as error:
         raise UserError(f"{path}: {error}: restore it from a copy") from None
 
@@ -66,31 +67,30 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a TOML file within the same bounds.
 
     Raises:
-        UserError: It is not valid, or holds no key.
+        UserError: It is not valid, or holds no key; the message names the file.
 
     >>> read_toml("/dev/null")
     Traceback (most recent call last):
-    firstpage.errors.UserError: is empty: give it at least one setting
+    firstpage.errors.UserError: /dev/null: is a folder, a pipe or a device, not a regular file
     """
     data = _read_bytes(path, MAX_TOML_BYTES)
     try:
         table = tomllib.loads(data.decode("utf-8"))
+        _check(table, nan=True)
     except RecursionError:
-        raise UserError(f"is nested deeper than {MAX_DEPTH} levels") from None
+        raise UserError(f"{path}: is nested deeper than {MAX_DEPTH} levels") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except ValueError as error:
-        raise UserError(f"is not valid TOML ({error})") from None
+        raise UserError(f"{path}: is not valid TOML ({error})") from None
     if not table:
-        raise UserError("is empty: give it at least one setting")
-    _check(table, nan=True)
+        raise UserError(f"{path}: is empty: give it at least one setting")
     return table
 
 
 def _read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    with Path(path).open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise UserError(f"is larger than {most:,} bytes")
-    return data
+    with durable.open_regular(path, most) as file:
+        return file.read(most)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

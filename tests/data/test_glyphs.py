@@ -216,7 +216,7 @@ def test_damaged_settings_are_one_line(tmp_path, content):
 
 def test_settings_that_are_no_file_are_one_line(tmp_path):
     os.mkfifo(tmp_path / "glyphs.json")
-    with pytest.raises(UserError, match=r"glyphs\.json: a FIFO, not a file; remove"):
+    with pytest.raises(UserError, match=r"glyphs\.json: is a .* pipe .*, not a regular file; remove"):
         draw_glyphs(tmp_path, images=1)
 
 

@@ -15,9 +15,10 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from firstpage._reading import read_json
 from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import Unreadable, open_regular, printable
+from firstpage.data.decode import printable
 from firstpage.errors import UserError
 
 # Code points of each script, in hexadecimal. Fixed, so that the classes are the same everywhere: the letters
@@ -69,7 +70,6 @@ _FACES = [
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 ]
 INDEX = "glyphs.json"
-_INDEX_BYTES = 1000  # more than any has
 _MOST_IMAGES = 10_000  # of a class
 _VERSION = 1  # of the images: a cache of another version is drawn again
 _SIDE = 48  # of an image
@@ -156,12 +156,9 @@ def read_settings(index: Path) -> dict[str, int]:
     {'version': 1, 'images': 16, 'seed': 0}
     """
     try:
-        with open_regular(index) as file:
-            settings = json.loads(file.read(_INDEX_BYTES))
-    except Unreadable as error:
-        raise UserError(f"{error}; remove its folder, and the glyphs are drawn again") from error
-    except (ValueError, RecursionError):
-        settings = None
+        settings = read_json(index)
+    except UserError as error:
+        raise UserError(f"{error}; remove its folder, and the glyphs are drawn again") from None
     if (
         not isinstance(settings, dict)
         or settings.keys() != {"version", "images", "seed"}
@@ -171,7 +168,8 @@ def read_settings(index: Path) -> dict[str, int]:
         raise UserError(
             f"{printable(index)}: not the settings of glyphs; remove its folder, and they are drawn again"
         )
-    return settings
+    checked: dict[str, int] = settings
+    return checked
 
 
 def _points() -> list[tuple[str, int]]:

@@ -75,8 +75,9 @@ class Recipe:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such recipe")
+        table = read_toml(path)
         try:
-            return cls.of(read_toml(path))
+            return cls.of(table)
         except UserError as error:
             raise UserError(f"{path}: {one_line(error)}") from None
 
