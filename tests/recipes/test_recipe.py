@@ -23,7 +23,7 @@ def test_every_recipe_that_ships_is_sound(name):
         ({"model": {"backbon": "x"}}, "model.backbon: no such setting; did you mean 'model.backbone'?"),
         ({"schedule": {"epochs": "many"}}, "schedule.epochs='many': must be a whole number"),
         ({"schedule": {"epochs": True}}, "schedule.epochs=True: must be a whole number"),
-        ({"schedule": {"epochs": 0}}, "schedule.epochs=0"),
+        ({"schedule": {"epochs": -1}}, "schedule.epochs=-1"),
         ({"schedule": {"kind": "linear"}}, "schedule.kind='linear'"),
         ({"augment": {"scale": [0.5]}}, r"augment.scale=\[0.5\]: needs 2 numbers"),
         ({"optimizer": {"lr": 0}}, "optimizer.lr=0"),

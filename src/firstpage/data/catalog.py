@@ -56,6 +56,7 @@ class Catalog:
         pairs: Verification pairs (LFW).
         unread: Number of image files of each unsupported format, by suffix.
         warnings: Warnings of the reader: missing files, counts that differ from the published ones.
+        notes: How the reader understood the dataset, where that may surprise.
 
     Raises:
         UserError: The arrays do not fit each other.
@@ -80,6 +81,7 @@ class Catalog:
     pairs: VerificationPairs | None = None
     unread: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rows = len(self.paths)
@@ -242,6 +244,7 @@ class Catalog:
         extras += [f", {len(self.pairs):,} pairs"] if self.pairs is not None else []
         lines = [f"{self.name}: {_counts(self.labels)}{''.join(extras)}"]
         lines += [f"  {name}: {_counts(self.labels[rows])}" for name, rows in self.splits.items()]
+        lines += [f"  {note}" for note in self.notes]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 

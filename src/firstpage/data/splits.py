@@ -29,6 +29,15 @@ class QueryGallery:
     queries: Rows
     gallery: Rows | None = None
 
+    @property
+    def size(self) -> int:
+        """Number of images to embed.
+
+        >>> QueryGallery(np.arange(3), np.arange(5)).size
+        8
+        """
+        return len(self.queries) + (0 if self.gallery is None else len(self.gallery))
+
     def check(self, labels: NDArray[np.int64]) -> None:
         """Raise an error if no query can be answered correctly, or none incorrectly.
 
@@ -81,6 +90,10 @@ class DataSplit:
             parts.append(f"selecting on {count(self.validation.queries)}")
         if self.test is not None:
             parts.append(f"testing on {count(self.test.queries)}")
+            tested = np.unique(catalog.labels[self.test.queries])
+            shared = np.isin(tested, catalog.labels[self.train]).sum()
+            if shared:
+                parts[-1] += f" ({shared:,} of these classes are in training, too)"
         return f"{catalog.name}: {', '.join(parts)}"
 
 
@@ -88,14 +101,15 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
     """Split a catalog by the protocol of a run.
 
     In a catalog without splits, a fifth of the classes, but at least two, become test classes. Under the
-    `fair` protocol the best model is selected on the split `val`, or on one fold of the training classes.
+    `fair` protocol the best model is selected on the split `val`, or on one fold of the training classes:
+    on at least two of them, or, if there are fewer than four, on the training images themselves.
 
     Raises:
         UserError: There is no training split, or none of its images can be read.
 
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
-    >>> split = split_catalog(catalog, np.ones(10, bool), TrainSettings())
+    >>> split = split_catalog(catalog, np.ones(10, bool), TrainSettings(protocol="paper"))
     >>> len(split.train), len(split.test.queries)
     (6, 4)
     """
@@ -126,7 +140,17 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
         return DataSplit(train, test, test)
     if len(splits.get("val", ())):
         return DataSplit(train, QueryGallery(splits["val"]), test)
-    fold = catalog.take(train).split_classes(folds=settings.folds, seed=settings.seed)[settings.fold]
+    # Every fold needs two classes: with one, every result would be correct.
+    count = len(np.unique(catalog.labels[train]))
+    folds = max(1, min(settings.folds, count // 2))
+    if settings.fold >= folds:
+        raise UserError(
+            f"train.fold={settings.fold}: {count} training classes give {folds} folds of two or more; "
+            f"use train.folds={folds}"
+        )
+    if folds == 1:
+        return DataSplit(train, QueryGallery(train), test)
+    fold = catalog.take(train).split_classes(folds=folds, seed=settings.seed)[settings.fold]
     return DataSplit(train[fold.splits["train"]], QueryGallery(train[fold.splits["test"]]), test)
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -156,7 +156,7 @@ class Embedder(nn.Module):
         *,
         rows: Sequence[int] | np.ndarray | None = None,
         batch_size: int = 256,
-        progress: bool = True,
+        progress: bool | Callable[[int], None] = True,
         half: bool | None = None,
     ) -> Tensor:
         """Return the unit vectors [N, dim] of many images, float32 on the CPU.
@@ -165,7 +165,7 @@ class Embedder(nn.Module):
             images: Stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3].
             rows: Row indices of the images to embed. Defaults to all of them.
             batch_size: Number of images at a time.
-            progress: Show a progress bar.
+            progress: Show a progress bar, or call this with the number of images of each batch.
             half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and float32 on a CPU.
 
         Raises:
@@ -184,13 +184,13 @@ class Embedder(nn.Module):
         vectors = []
         try:
             with (
-                progress_bar("embedding", len(chosen), progress) as advance,
+                progress_bar("embedding", len(chosen), progress is True) as advance,
                 torch.autocast(device.type, torch.bfloat16, enabled=half),
             ):
                 for pixels in self._pixels(images, chosen, batch_size):
                     network_input = self.preprocess(pixels.to(device, non_blocking=True))
                     vectors.append(self(network_input).cpu())
-                    advance(len(pixels))
+                    (progress if callable(progress) else advance)(len(pixels))
         finally:
             self.train(was_training)
         return torch.cat(vectors) if vectors else torch.empty(0, self.dim)

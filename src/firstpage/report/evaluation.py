@@ -152,6 +152,17 @@ class Evaluation:
         }
 
     @cached_property
+    def untrained(self) -> dict[str, float]:
+        """Metrics of the untrained model in the same test, as training logged them; empty if it did not."""
+        record = self.test.record
+        if record is None or not self.test.is_own_data:
+            return {}
+        if record.recipe.train.protocol == self.test.protocol == "fair":
+            return record.result.get("untrained") or {}
+        first = next((line for line in record.evaluations if line.get("epoch") == 0), {})
+        return first if record.recipe.train.protocol == "paper" else {}
+
+    @cached_property
     def classes(self) -> list[dict[str, Any]]:
         """Name, number of queries and metrics of each class, the worst first."""
         names = self.test.catalog.classes
@@ -185,10 +196,17 @@ class Evaluation:
         Args:
             every_class: List all classes, not only the worst.
         """
-        lines = [self.headline(), "", f"{'':8}{'%':>7}   {'95 % over queries':>17}   {'over classes':>13}"]
+        before = {name: f"{value:11.2f}" for name, value in self.untrained.items()}
+        title = f"{'untrained':>11}" if before else ""
+        lines = [
+            self.headline(),
+            "",
+            f"{'':8}{title}{'%':>7}   {'95 % over queries':>17}   {'over classes':>13}",
+        ]
         for estimate in self.estimates.values():
             queries, classes = format_interval(estimate.queries), format_interval(estimate.classes)
-            lines.append(f"{estimate.name:8}{estimate.value:7.2f}   {queries:>17}   {classes:>13}".rstrip())
+            values = f"{before.get(estimate.name, ' ' * len(title))}{estimate.value:7.2f}"
+            lines.append(f"{estimate.name:8}{values}   {queries:>17}   {classes:>13}".rstrip())
         for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
             if part is not None:
                 metrics = [f"{name} {value:.2f}" for name, value in part.metrics().items()]
@@ -221,6 +239,7 @@ class Evaluation:
             "without_positive": self.retrieval.without_positive,
             "notes": self.test.notes,
             "retrieval": {name: asdict(estimate) for name, estimate in self.estimates.items()},
+            "untrained": self.untrained,
             "clustering": None if self.clustering is None else self.clustering.metrics(),
             "verification": None if self.verification is None else self.verification.metrics(),
             "classes": self.classes,

@@ -28,7 +28,7 @@ _MEANINGS = {
 
 def render_tiles(evaluation: Evaluation) -> Html:
     """Show the main metrics in large type."""
-    untrained = _untrained_metrics(evaluation)
+    untrained = evaluation.untrained
     cards = []
     for name, estimate in evaluation.estimates.items():
         if name not in HEADLINES:
@@ -53,12 +53,14 @@ def render_tiles(evaluation: Evaluation) -> Html:
 
 
 def render_metrics(evaluation: Evaluation) -> Html:
-    """Show all metrics with their intervals."""
+    """Show all metrics with their intervals, and those of the untrained model."""
+    before = {name: f"{value:.2f}" for name, value in evaluation.untrained.items()}
     rows = [
         tag(
             "tr",
             tag("th", estimate.name, scope="row"),
             tag("td", _meaning(estimate.name), class_="note wide-only"),
+            tag("td", before.get(estimate.name, ""), class_="num note") if before else None,
             tag("td", f"{estimate.value:.2f}", class_="num"),
             tag("td", format_interval(estimate.queries), class_="num"),
             tag("td", format_interval(estimate.classes), class_="num"),
@@ -70,17 +72,26 @@ def render_metrics(evaluation: Evaluation) -> Html:
         "tr",
         tag("th", ""),
         tag("th", "", class_="wide-only"),
+        tag("th", "") if before else None,
         tag("th", ""),
         tag("th", "95 % interval over", scope="colgroup", colspan=2, class_="num"),
         tag("th", "", class_="widest-only"),
     )
-    columns = {"Metric": None, "Meaning": "wide-only", "%": "num", "queries": "num", "classes": "num"}
+    columns = {"Metric": None, "Meaning": "wide-only"} | ({"untrained": "num"} if before else {})
+    columns |= {"%": "num", "queries": "num", "classes": "num"}
     return _table(join([groups, _head(columns | {"0 … 100": "widest-only"})]), rows)
 
 
 def render_comparison(runs: Mapping[str, Evaluation], ranked: bool = True) -> Html:
-    """Show the metrics of several runs side by side with intervals; if ranked, the highest in bold."""
+    """Show the metrics of several runs side by side with intervals; if ranked, the highest in bold.
+
+    Beside them are those of the untrained models, once if they are the same.
+    """
     columns = [_all_metrics(evaluation) for evaluation in runs.values()]
+    before: dict[str, dict[str, float]] = {}
+    for run, evaluation in runs.items():
+        if evaluation.untrained and evaluation.untrained not in before.values():
+            before[run] = evaluation.untrained
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
         highest = max(column[name].value for column in columns if name in column)
@@ -95,10 +106,14 @@ def render_comparison(runs: Mapping[str, Evaluation], ranked: bool = True) -> Ht
             interval = tag("span", format_interval(estimate.queries), class_="interval")
             cells.append(tag("td", value, *((tag("br"), interval) if estimate.queries else ()), class_="num"))
             strips.append(_strip(estimate, number))
+        for metrics in before.values():
+            cells.append(tag("td", f"{metrics[name]:.2f}" if name in metrics else "–", class_="num note"))
         cells.append(tag("td", *strips, class_="widest-only"))
         rows.append(tag("tr", tag("th", name, scope="row"), *cells))
     strip = tag("th", "0 … 100", scope="col", class_="widest-only")
-    head = tag("tr", tag("th", "%", scope="col"), *_run_headings(runs), strip)
+    titles = [f"{run}, untrained" if len(before) > 1 else "untrained" for run in before]
+    untrained = [tag("th", name_tag(title), scope="col", class_="num") for title in titles]
+    head = tag("tr", tag("th", "%", scope="col"), *_run_headings(runs), *untrained, strip)
     return _table(head, rows)
 
 
@@ -199,14 +214,6 @@ def _all_metrics(evaluation: Evaluation) -> dict[str, Estimate]:
     pairs = {} if evaluation.verification is None else evaluation.verification.metrics()
     more |= {f"pairs: {name}": value for name, value in pairs.items()}
     return evaluation.estimates | {name: Estimate(name, value) for name, value in more.items()}
-
-
-def _untrained_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics of the same test before training, if logged."""
-    record = evaluation.test.record
-    if record is None or not evaluation.test.is_own_data or record.recipe.train.protocol != "paper":
-        return {}
-    return next((line for line in record.evaluations if line.get("epoch") == 0), {})
 
 
 def _meaning(name: str) -> str:

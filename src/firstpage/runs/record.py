@@ -31,6 +31,7 @@ class _Result(TypedDict, total=False):
     protocol: str
     best: dict[str, float]
     test: dict[str, float] | None
+    untrained: dict[str, float] | None
     epoch: int
     seconds: float
     images_per_second: float
@@ -146,7 +147,8 @@ class Record:
         60.0
         """
         evaluations = self.evaluations
-        best = max(evaluations, key=lambda line: line["P@1"]) if evaluations else {}
+        select = self.recipe.train.select
+        best = max(evaluations, key=lambda line: line.get(select, -math.inf)) if evaluations else {}
         metrics: dict[str, float] = self.result.get("test") or best
         if metric not in metrics:
             raise self._missing(metric, metrics)

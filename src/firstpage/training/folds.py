@@ -35,7 +35,8 @@ def fit_folds(
         UserError: The recipe's protocol has no folds, or the data has a validation split.
 
     >>> from pathlib import Path
-    >>> fit_folds(Recipe(), Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}))
+    >>> recipe = Recipe().changed(["train.protocol=paper"])
+    >>> fit_folds(recipe, Catalog("x", Path(), ["a"], np.zeros(1, int), ["a"], {}))
     Traceback (most recent call last):
     firstpage.errors.UserError: train.protocol='paper': it has no folds: use train.protocol='fair'
     """

@@ -1,6 +1,7 @@
 """The objects of a training run, and what the loop does with them."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +78,9 @@ class TrainJob:
             "timer": self.timer,
             "log": run,
         }
-        self.state = TrainState(parts if self.eval_model is model else parts | {"ema": self.eval_model})
+        if self.eval_model is not model:
+            parts["ema"] = self.eval_model
+        self.state = TrainState(parts, recipe.train.select)
         self._backbone = [value for value in model.backbone.parameters() if value.requires_grad]
         # The tensors themselves, not copies: the optimizer and the average change them in place.
         self._weights, self._averages = ([*net.state_dict().values()] for net in (model, self.eval_model))
@@ -123,7 +126,8 @@ class TrainJob:
         interval = settings.evaluate_steps or settings.evaluate_every * len(self.setup.sampler)
         return self.state.step % interval == 0 or self.state.step == self.steps
 
-    def evaluate(self, test: QueryGallery) -> dict[str, float]:
-        """Return the metrics of a retrieval test."""
+    def evaluate(self, test: QueryGallery, advance: Callable[[int], None] | None = None) -> dict[str, float]:
+        """Return the metrics of a retrieval test; `advance` is called with the numbers of embedded images."""
         self.ranks.broadcast_tensors(self.eval_model.buffers())  # each rank has its own batch norm statistics
-        return self.ranks.evaluate(self.eval_model, self.pixels, self.catalog.labels, test, self.step.half)
+        labels, half = self.catalog.labels, self.step.half
+        return self.ranks.evaluate(self.eval_model, self.pixels, labels, test, half, advance)

@@ -18,6 +18,7 @@ from firstpage.runs.checkpoint import Checkpoints
 from firstpage.runs.folder import RunFolder
 from firstpage.training.criteria import describe_loss
 from firstpage.training.display import Display
+from firstpage.training.estimate import estimate
 from firstpage.training.job import TrainJob
 from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.monitor import Monitor
@@ -94,8 +95,9 @@ def fit(
         job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks)
         resumable = run.path is not None and ranks.world_size == 1  # ranks do not receive signals together
         with checkpoints.explain_full_disk(), StopSignals(resumable) as stop:
-            _train(job, run, checkpoints, stop, Display(job.steps, progress and ranks.is_first))
-            result = _finish(job, run)
+            display = Display(job.steps, progress and ranks.is_first)
+            _train(job, run, checkpoints, stop, display)
+            result = _finish(job, run, display)
             checkpoints.remove_all()
         stop.raise_if_received(f"stopped: {run.path} is finished")
         return result
@@ -116,7 +118,7 @@ def _train(
     """Train to the end, with evaluations, checkpoints and early stopping on the way."""
     recipe, catalog, state, guard = job.recipe, job.catalog, job.state, job.guard
     split, sampler, timer = job.setup.split, job.setup.sampler, job.timer
-    monitor = Monitor(run, display, guard, job.detector, timer, job.steps)
+    monitor = Monitor(run, display, guard, job.detector, job.steps)
 
     # Begin, or continue from the last checkpoint.
     run.lock(recipe, catalog)
@@ -134,7 +136,9 @@ def _train(
         for note in unreadable_note(catalog, job.pixels.ok):
             display.print(note)
         if saved is None:
-            _evaluate(job, run, display, epoch=0)
+            display.print(estimate(job))
+            if recipe.train.evaluate_untrained or not job.steps:
+                _evaluate(job, run, display, epoch=0)
         else:
             display.print(f"resuming after step {state.step} of {job.steps}")
         timer.resume()
@@ -150,6 +154,7 @@ def _train(
                 loss = job.step(load_images, labels, ids, step, check=guard.expect_finite)
                 metrics = job.update(loss, logged=logged)
                 timer.count(len(rows))
+                display.step(state.step, len(rows))
 
                 # Log what an earlier step left on the device, so that the host does not wait for this one.
                 monitor.flush()
@@ -177,29 +182,41 @@ def _train(
 
 def _evaluate(job: TrainJob, run: RunFolder, display: Display, epoch: int) -> None:
     """Evaluate the model, and keep it if it is the best so far."""
-    metrics = job.evaluate(job.setup.split.validation)
+    split = job.setup.split
+    with display.evaluating(split.validation.size) as advance:
+        metrics = job.evaluate(split.validation, advance)
     run.log(step=job.state.step, epoch=epoch, **metrics)
     display.show_evaluation(epoch, metrics)
     if job.state.add_evaluation(epoch, metrics, job.eval_model) and run.path is not None:
         job.eval_model.save(run.path / "best")
+    if epoch == 0:
+        job.state.untrained = _test(job, display, metrics)
 
 
-def _finish(job: TrainJob, run: RunFolder) -> Result:
+def _test(job: TrainJob, display: Display, metrics: dict[str, float]) -> dict[str, float] | None:
+    """Return the metrics of the reported test; `metrics` are those of the validation."""
+    split = job.setup.split
+    if split.test is None or split.test is split.validation:
+        return None if split.test is None else metrics
+    with display.evaluating(split.test.size, "testing") as advance:
+        return job.evaluate(split.test, advance)
+
+
+def _finish(job: TrainJob, run: RunFolder, display: Display) -> Result:
     """Save the last and the best model, test the best one, and write the result."""
-    state, split, model = job.state, job.setup.split, job.eval_model
+    state, model = job.state, job.eval_model
     if run.path is not None:
         model.save(run.path / "last")
     model.load_state_dict(state.best_weights)
     if run.path is not None:
         model.save(run.path / "best")  # a run that was killed may have left a later one there
-    if split.test is None:
-        test = None
-    else:
-        test = state.best if split.test is split.validation else job.evaluate(split.test)
+    with display:
+        test = _test(job, display, state.best)
     result = Result(
         model.eval(),
         best=state.best,
         test=test,
+        untrained=state.untrained,
         epoch=state.best_epoch,
         history=state.history,
         seconds=job.timer.seconds,
@@ -211,6 +228,7 @@ def _finish(job: TrainJob, run: RunFolder) -> Result:
         protocol=job.recipe.train.protocol,
         best=result.best,
         test=result.test,
+        untrained=result.untrained,
         epoch=result.epoch,
         seconds=round(result.seconds, 2),
         images_per_second=round(result.images_per_second, 1),

@@ -8,7 +8,6 @@ from firstpage.runs.folder import RunFolder
 from firstpage.training.display import Display
 from firstpage.training.health import CollapseDetector, DeferredMetrics
 from firstpage.training.nonfinite import NonFiniteGuard
-from firstpage.training.timer import StepTimer
 
 LOG_EVERY = 20  # steps
 
@@ -23,7 +22,6 @@ class Monitor:
         display: What the user sees.
         guard: Its status is read together with the metrics.
         detector: Is updated with the metrics.
-        timer: Knows the throughput.
         steps: Number of steps of the run.
 
     >>> Monitor.is_due(19), Monitor.is_due(20)
@@ -36,11 +34,10 @@ class Monitor:
         display: Display,
         guard: NonFiniteGuard,
         detector: CollapseDetector,
-        timer: StepTimer,
         steps: int,
     ) -> None:
         self._run, self._display, self._guard = run, display, guard
-        self._detector, self._timer, self._steps = detector, timer, steps
+        self._detector, self._steps = detector, steps
         self._pending: list[tuple[int, int, float, DeferredMetrics]] = []
 
     @staticmethod
@@ -62,7 +59,7 @@ class Monitor:
             metrics = deferred.values()
             self._guard.check(metrics.pop("status"))
             self._run.log(step=step, epoch=epoch, lr=lr, **metrics)
-            self._display.update(step, metrics["loss"], self._timer.images_per_second())
+            self._display.show_loss(metrics["loss"])
             warning = self._detector.update(step, metrics, last=step == self._steps)
             if warning:
                 self._run.log(step=step, warning=warning)

@@ -12,7 +12,7 @@ a millisecond for a ResNet-50 within a machine.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -162,7 +162,14 @@ class Ranks:
             with _collective():
                 dist.barrier(self.cpu_group)
 
-    def embed(self, model: Embedder, pixels: Pixels, rows: np.ndarray, half: bool | None = None) -> Tensor:
+    def embed(
+        self,
+        model: Embedder,
+        pixels: Pixels,
+        rows: np.ndarray,
+        half: bool | None = None,
+        advance: Callable[[int], None] | None = None,
+    ) -> Tensor:
         """Return the unit vectors [rows, dim] of stored images on every rank; each embeds its share.
 
         Args:
@@ -170,13 +177,15 @@ class Ranks:
             pixels: The images.
             rows: Which of them, and in which order.
             half: See `Embedder.embed`.
+            advance: Called with the number of images that each batch of this rank has embedded.
 
         >>> from PIL import Image
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
         >>> Ranks().embed(model, [Image.new("RGB", (9, 9))], np.arange(1)).shape
         torch.Size([1, 4])
         """
-        mine = model.embed(pixels, rows=rows[self.share(len(rows))], progress=False, half=half)
+        share = rows[self.share(len(rows))]
+        mine = model.embed(pixels, rows=share, progress=advance or False, half=half)
         return self.gather(mine.to(model.device), len(rows))
 
     def evaluate(
@@ -186,6 +195,7 @@ class Ranks:
         labels: np.ndarray,
         test: QueryGallery,
         half: bool | None = None,
+        advance: Callable[[int], None] | None = None,
     ) -> dict[str, float]:
         """Return the metrics of a retrieval test by name; each rank embeds and searches its share.
 
@@ -195,6 +205,7 @@ class Ranks:
             labels: [N] Their classes.
             test: The rows of the queries, and those of the gallery.
             half: See `Embedder.embed`.
+            advance: See `embed`.
 
         >>> from PIL import Image
         >>> model = Embedder.create(backbone="small", dim=4, stored=48)
@@ -205,7 +216,7 @@ class Ranks:
         sides = []
         for rows in (test.queries, test.gallery):
             if rows is not None:
-                vectors = self.embed(model, pixels, rows, half)
+                vectors = self.embed(model, pixels, rows, half, advance)
                 sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
         return self.broadcast(evaluate(*sides, shared=self.world_size > 1).metrics())
 

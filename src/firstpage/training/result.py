@@ -20,6 +20,7 @@ class Result:
         model: The embedder, with its best weights.
         best: Metrics of the best evaluation on the validation classes.
         test: Metrics of the reported test (under the `paper` protocol the same).
+        untrained: Metrics of the untrained model in the reported test.
         epoch: The epoch of the best evaluation, counted from 1; 0 is the untrained model.
         history: Metrics of every evaluation, the untrained model's first.
         seconds: Time spent in training steps.
@@ -32,6 +33,7 @@ class Result:
     best: dict[str, float]
     test: dict[str, float] | None
     epoch: int
+    untrained: dict[str, float] | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
     images_per_second: float = 0.0
@@ -57,6 +59,7 @@ class Result:
             result["best"],
             result["best"] if result["protocol"] == "paper" else result["test"],
             result["epoch"],
+            result.get("untrained"),
             [{name: line[name] for name in line if name != "step"} for line in record.evaluations],
             result["seconds"],
             result["images_per_second"],
@@ -66,22 +69,33 @@ class Result:
 
     def text(self) -> str:
         """Return the metrics before and after training as a small table."""
-        rows = [("untrained", metrics) for metrics in self.history[:1]] + [("trained", self.best)]
+        before = next((metrics for metrics in self.history if metrics["epoch"] == 0), None)
+        tests = [("", before, self.best)]
         if self.test is not None and self.test is not self.best:  # selected on other classes
-            rows = [(f"{title}, held out", metrics) for title, metrics in rows] + [
-                ("trained, test", self.test)
-            ]
+            tests = [("held out, ", before, self.best), ("test, ", self.untrained, self.test)]
+        rows = []
+        for title, untrained, trained in tests:
+            rows += [] if untrained is None else [(f"{title}untrained", untrained)]
+            rows += [(f"{title}trained", trained)] if self.is_trained else []
         names = [name for name in SHOWN if all(name in metrics for _, metrics in rows)]
         width = max(len(title) for title, _ in rows) + 1
         lines = [" " * width + "".join(f"{name:>7}" for name in names)]
         for title, metrics in rows:
             lines.append(f"{title:{width}}" + "".join(f"{metrics[name]:7.1f}" for name in names))
+        if not self.is_trained:
+            return "\n".join([*lines, *self._places()])
         speed = f", {self.images_per_second:,.0f} images/s" if self.images_per_second else ""
         decimals = 0 if self.seconds >= 10 else 1
         lines.append(f"best at epoch {self.epoch}; {self.seconds:.{decimals}f} s{speed}")
         if not self.epoch:
             lines.append("no epoch was better than the untrained network, so that is the model that was kept")
-        if self.folder is not None:
-            lines.append(f"model in {self.folder / 'best'}")
-        lines += self.warnings
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._places()])
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there was an epoch of training."""
+        return any(metrics["epoch"] for metrics in self.history)
+
+    def _places(self) -> list[str]:
+        """Return where the model is, and the warnings."""
+        return ([] if self.folder is None else [f"model in {self.folder / 'best'}"]) + self.warnings

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 
 
@@ -18,12 +19,14 @@ class TrainState:
 
     Args:
         parts: By name, everything with a `state_dict`: the model, the losses, the optimizer, the sampler, …
+        select: The metric that decides which evaluation is the best.
 
     Attributes:
         step: Number of finished steps.
         best: Metrics of the best evaluation.
         best_epoch: Its epoch; 0 is the untrained model.
         best_weights: The model at that evaluation.
+        untrained: Metrics of the untrained model in the reported test.
         history: The metrics of every evaluation.
         stale: Number of evaluations since the best.
 
@@ -37,17 +40,20 @@ class TrainState:
     (1, 1, 2)
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Mapping[str, Any], select: str = "P@1") -> None:
+        self.parts, self.select = parts, select
         self.step = self.stale = self.best_epoch = 0
         self.best: dict[str, float] = {}
         self.best_weights: dict[str, Tensor] = {}
+        self.untrained: dict[str, float] | None = None
         self.history: list[dict[str, float]] = []
 
     def add_evaluation(self, epoch: int, metrics: dict[str, float], model: Embedder) -> bool:
         """Add the metrics of an evaluation, and return whether it is the best so far."""
         self.history.append({"epoch": epoch} | metrics)
-        if self.best and metrics["P@1"] <= self.best["P@1"]:
+        if self.select not in metrics:
+            raise UserError(f"train.select={self.select!r}: choose one of {', '.join(metrics)}")
+        if self.best and metrics[self.select] <= self.best[self.select]:
             self.stale += 1
             return False
         self.best, self.best_epoch, self.stale = metrics, epoch, 0

@@ -1,8 +1,10 @@
-"""Folders of class folders."""
+"""Folders of images whose classes are folders, at any depth, or parts of file names."""
 
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from firstpage.data.readers.layout import (
     LISTED_SUFFIXES,
     SPLITS,
     UNREAD_SUFFIXES,
+    encode_names,
     is_image,
     list_folders,
     list_image_files,
@@ -20,23 +23,33 @@ from firstpage.data.readers.layout import (
     suffix,
 )
 from firstpage.data.readers.survey import unread_notes
+from firstpage.errors import UserError
+
+ClassOf = Callable[[str], str | None]  # from a path below the split to its class, or None
 
 
-def read_folder(path: Path, *, unlabeled: bool = False) -> Catalog:
-    """Read class folders, or class folders within folders named after splits.
+def read_folder(path: Path, *, classes: str = "leaf", unlabeled: bool = False) -> Catalog:
+    r"""Read class folders, or class folders within folders named after splits.
 
         wren/1.jpg  auk/1.jpg
+        birds/wren/1.jpg  fish/cod/1.jpg
         train/wren/1.jpg  test/auk/1.jpg, also val/, query/ and gallery/, in any case
 
-    Folders are splits if all of them, or at least two, have such names (a class may be called "train"). A
-    class that is in two splits has one label.
+    Folders are splits if all of them, or at least two, have such names (a class may be called "train");
+    `training`, `validation`, `valid` and `testing` are understood too. A class that is in two splits has one
+    label. Where images lie deeper, a class is named by its path ("birds/wren"), and the outermost folders are
+    its super-classes (`Catalog.groups`).
 
     Args:
         path: The folder.
+        classes: What makes a class: `leaf`, the innermost folder of an image; `top`, the outermost one;
+            `depth=2`, the two outermost; or a regular expression with one group, which is looked for in the
+            file name: `(\d+)_` finds the class 17633752 of `17633752_3.jpg`.
         unlabeled: If there are no images in class folders, accept those outside as one class named `path`.
 
     Raises:
         FileNotFoundError: There are no images in class folders.
+        UserError: `classes` is not valid, or fits no file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -50,13 +63,25 @@ def read_folder(path: Path, *, unlabeled: bool = False) -> Catalog:
     names = list_folders(path)
     splits = [name for split in SPLITS for name in names if normalize_split(name) == split]
     parts = splits if len(splits) > 1 or splits == names else []
-    return read_class_folders("folder", path, parts or [""], unlabeled=unlabeled)
+    return read_class_folders("folder", path, parts or [""], classes=classes, unlabeled=unlabeled)
 
 
 def read_class_folders(
-    name: str, root: Path, parts: Sequence[str] = ("",), *, unlabeled: bool = False
+    name: str,
+    root: Path,
+    parts: Sequence[str] = ("",),
+    *,
+    classes: str = "top",
+    unlabeled: bool = False,
 ) -> Catalog:
-    """Return the catalog of the class folders in some subfolders of `root`, which are its splits unless "".
+    """Return the catalog of the images in some subfolders of `root`, which are its splits unless "".
+
+    Args:
+        name: The kind of dataset.
+        root: Its folder.
+        parts: The subfolders.
+        classes: See `read_folder`.
+        unlabeled: See `read_folder`.
 
     Raises:
         FileNotFoundError: There are no images in class folders.
@@ -67,43 +92,105 @@ def read_class_folders(
     Traceback (most recent call last):
     FileNotFoundError: read('...faces', kind='lfw'): no images; expected faces/<class>/<image>.jpg
     """
-    folders = [(part, class_name) for part in parts for class_name in list_folders(root / part)]
-    classes = sorted({class_name for _, class_name in folders})
-    label_of = {class_name: label for label, class_name in enumerate(classes)}
-    paths: list[str] = []
-    labels: list[int] = []
-    split_of: list[str] = []
-    suffixes: Counter[str] = Counter()
-    for part, class_name in folders:
-        files = list_image_files(root, f"{part}/{class_name}" if part else class_name)
-        suffixes.update(map(suffix, files))
-        images = list(filter(is_image, files))
-        paths += images
-        labels += [label_of[class_name]] * len(images)
-        split_of += [normalize_split(part)] * len(images)
+    class_of = _class_rule(classes)
+    by_name = classes not in ("leaf", "top") and not classes.startswith("depth=")
     loose = {part: _list_loose_files(root / part) for part in ("", *filter(None, parts))}
-    suffixes.update(suffix(file) for files in loose.values() for file in files)
+    files: list[tuple[str, str]] = []  # split, path below it
+    empty: set[str] = set()
+    for part in parts:
+        for folder in list_folders(root / part):
+            found = list_image_files(root / part, folder)
+            files += [(part, file) for file in found]
+            empty |= set() if found or by_name else {folder}
+        if by_name:  # needs no folders
+            files += [(part, file) for file in loose.pop(part)]
+    suffixes = Counter(suffix(file) for _, file in files)
+    suffixes.update(suffix(file) for stray in loose.values() for file in stray)
     unread = {ending: count for ending, count in suffixes.items() if ending in UNREAD_SUFFIXES}
     outside = [f"{part}/{file}" if part else file for part in loose for file in filter(is_image, loose[part])]
+
+    images = [(part, file, class_of(file)) for part, file in files if is_image(file)]
+    labeled = [(part, file, label) for part, file, label in images if label is not None]
+    paths = [f"{part}/{file}" if part else file for part, file, _ in labeled]
     if unlabeled and outside and not paths:
         zeros = np.zeros(len(outside), np.int64)
         return Catalog(name, root, outside, zeros, [root.resolve().name], {}, unread=unread)
     if not paths:
-        expected = f"{root.name}/<class>/<image>.jpg"
-        problem = f"no images; {'; '.join(unread_notes(unread)) or f'expected {expected}'}"
-        if outside:
-            problem = f"{len(outside):,} images are outside class folders; move them to {expected}"
-        raise FileNotFoundError(f"read({str(root)!r}, kind={name!r}): {problem}")
-    return Catalog(
+        raise _no_images(name, root, classes if images else "", unread, outside)
+    names = sorted({label for _, _, label in labeled} | empty)
+    label_of = {label: number for number, label in enumerate(names)}
+    warnings = _find_strays(root, loose)
+    if len(labeled) < len(images):
+        first = next(file for _, file, label in images if label is None)
+        warnings.append(f"{len(images) - len(labeled):,} images do not fit {classes!r}, such as {first!r}")
+    catalog = Catalog(
         name,
         root,
         paths,
-        np.array(labels),
-        classes,
-        rows_by_name(split_of),
+        np.array([label_of[label] for _, _, label in labeled]),
+        names,
+        rows_by_name([normalize_split(part) for part, _, _ in labeled]),
         unread=unread,
-        warnings=[f"{name}: {problem}" for problem in _find_strays(root, loose)],
+        warnings=[f"{name}: {problem}" for problem in warnings],
     )
+    return catalog if by_name else _with_groups(catalog, [file for _, file, _ in labeled], classes)
+
+
+def _class_rule(classes: str) -> ClassOf:
+    """Return what gives the class of a path below its split."""
+    if classes == "leaf":
+        return lambda file: file.rpartition("/")[0]
+    depth = "1" if classes == "top" else classes.removeprefix("depth=")
+    if classes == "top" or classes.startswith("depth="):
+        if not depth.isdecimal() or int(depth) < 1:
+            raise UserError(f"classes={classes!r}: write a number of folders, such as depth=2")
+        return lambda file: "/".join(file.split("/")[:-1][: int(depth)])
+    try:
+        pattern = re.compile(classes)
+    except re.error as error:
+        raise UserError(f"classes={classes!r}: is no regular expression: {error}") from None
+    if pattern.groups != 1:
+        raise UserError(
+            f"classes={classes!r}: use leaf, top, depth=N, or a regular expression with one group, such as "
+            r"'(\d+)_' for 17633752_3.jpg"
+        )
+
+    def from_name(file: str) -> str | None:
+        found = pattern.search(file.rpartition("/")[2])
+        return (found[1] or None) if found else None
+
+    return from_name
+
+
+def _with_groups(catalog: Catalog, files: Sequence[str], classes: str) -> Catalog:
+    """Add the outermost folders as super-classes, and a note, if images lie deeper than one folder."""
+    depths = {file.count("/") for file in files}
+    if depths == {1}:
+        return catalog
+    groups, group_names = encode_names([file.split("/", 1)[0] for file in files])
+    count = f"{len(catalog.classes):,} classes in {len(group_names):,} folders"
+    if classes == "top":
+        note = f"{count}; classes are the outermost folders, whatever folders are in them"
+        return replace(catalog, notes=[note])
+    rule = "innermost folders" if classes == "leaf" else f"{classes.removeprefix('depth=')} outermost folders"
+    note = f"{count}; classes are the {rule}, such as {catalog.classes[0]!r}: --classes top|depth=N to change"
+    return replace(catalog, groups=groups, group_names=group_names, notes=[note])
+
+
+def _no_images(
+    name: str, root: Path, classes: str, unread: Mapping[str, int], outside: Sequence[str]
+) -> Exception:
+    """Return the error of a folder without labeled images."""
+    expected = f"{root.name}/<class>/<image>.jpg"
+    problem = f"no images; {'; '.join(unread_notes(unread)) or f'expected {expected}'}"
+    if classes:
+        return UserError(f"classes={classes!r}: fits no file name in {root}")
+    if outside:
+        problem = (
+            f"{len(outside):,} images are outside class folders; move them to {expected}, or, if their names "
+            r"say the class, name it with --classes '(\w+)_'"
+        )
+    return FileNotFoundError(f"read({str(root)!r}, kind={name!r}): {problem}")
 
 
 def _list_loose_files(folder: Path) -> list[str]:

@@ -47,6 +47,7 @@ UNREAD_SUFFIXES = frozenset(
 LISTED_SUFFIXES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 
 SPLITS = ("train", "val", "test", "query", "gallery")
+OTHER_NAMES = {"training": "train", "validation": "val", "valid": "val", "testing": "test"}
 
 # The parent of a dataset contains few folders; if there are more, they are classes and not searched.
 MAX_SEARCHED = 64
@@ -158,12 +159,13 @@ def is_image(name: str) -> bool:
 
 
 def normalize_split(name: str) -> str:
-    """Return the name of a known split in lower case, and any other name unchanged.
+    """Return the usual name of a known split, and any other name unchanged.
 
-    >>> normalize_split("Train"), normalize_split("Auk")
-    ('train', 'Auk')
+    >>> normalize_split("Train"), normalize_split("validation"), normalize_split("Auk")
+    ('train', 'val', 'Auk')
     """
-    return name.lower() if name.lower() in SPLITS else name
+    usual = OTHER_NAMES.get(name.lower(), name.lower())
+    return usual if usual in SPLITS else name
 
 
 def encode_names(names: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:

@@ -1,0 +1,62 @@
+"""How long a run will take, measured before it starts."""
+
+import time
+
+import torch
+
+from firstpage.training.display import format_seconds
+from firstpage.training.job import TrainJob
+
+BACKWARD = 2.0  # a backward pass costs about as much as two forward passes
+LONG = 600.0  # seconds on a CPU beyond which the line says what would be shorter
+
+
+def estimate(job: TrainJob) -> str:
+    """Say how long a run will take on its device, from the time of a few forward passes.
+
+    Weights, statistics and random generators are not changed. A compiled run is about twice as fast on a GPU.
+
+    Args:
+        job: The run, before its first step.
+    """
+    recipe, split, device = job.recipe, job.setup.split, job.model.device
+    forward = _forward_seconds(job)
+    steps, images = job.steps - job.state.step, recipe.batch.size
+    passes = 1 + BACKWARD + (1 if recipe.batch.chunk else 0)
+    interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(job.setup.sampler)
+    evaluations = 1 + -(-steps // interval)
+    training = steps * images * passes * forward / job.ranks.world_size
+    evaluating = evaluations * split.validation.size * forward / job.ranks.world_size
+    if split.test is not None and split.test is not split.validation:
+        evaluating += 2 * split.test.size * forward / job.ranks.world_size
+    threads = f" ({torch.get_num_threads()} threads)" if device.type == "cpu" else ""
+    side, processor = job.model.preprocess.size, "GPU" if device.type == "cuda" else device.type.upper()
+    line = (
+        f"about {format_seconds(training + evaluating)} on this {processor}{threads}: "
+        f"{steps:,} steps of {images} images at {side} px, {evaluations} evaluations"
+    )
+    if device.type == "cpu" and training + evaluating > LONG:
+        line += "; for less: fewer schedule.epochs, half the model.crop, model.backbone=small, or a GPU"
+    return line
+
+
+@torch.inference_mode()
+def _forward_seconds(job: TrainJob) -> float:
+    """Return the seconds of a forward pass per image."""
+    model, device, side = job.model, job.model.device, job.model.preprocess.size
+    count = min(job.recipe.batch.size, 64 if device.type == "cuda" else 8)
+    images = torch.zeros(count, 3, side, side, device=device).to(memory_format=torch.channels_last)
+    training = model.training
+    model.eval()
+    try:
+        seconds = []
+        for _ in range(3):  # the first one warms up
+            start = time.perf_counter()
+            with torch.autocast(device.type, torch.bfloat16, enabled=job.step.half):
+                model.raw(images)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
+    finally:
+        model.train(training)
+    return min(seconds) / count
