@@ -36,5 +36,6 @@ def small_recipe(*changes):
         "augment": {"crop": "random", "flip": 0.0},
         "optimizer": {"lr": 3e-3, "head": 1.0},
         "schedule": {"epochs": 2, "kind": "cosine"},
+        "train": {"protocol": "paper"},
     }
     return Recipe.of(table).changed(changes)

@@ -30,7 +30,7 @@ def trained(folder, *changes):
             "batch": {"size": 20, "images_per_class": 3},
             "optimizer": {"name": "sgd", "lr": 0.05, "clip": 1.0},
             "schedule": {"epochs": 3},
-            "train": {"evaluate_every": 3, "ema": 0.5},
+            "train": {"protocol": "paper", "evaluate_every": 3, "ema": 0.5},
         }
     ).changed(changes)
     result = fit(recipe, CATALOG, folder, device="cpu", pixels=Noise(IMAGES), progress=False)

@@ -168,7 +168,7 @@ def train(folder, *changes, device="cpu", loss=MARGIN):
         "augment": {"crop": "random"},
         "optimizer": {"lr": 1e-3},
         "schedule": {"epochs": 5, "kind": "constant"},
-        "train": {"evaluate_every": 5},
+        "train": {"protocol": "paper", "evaluate_every": 5},
     }
     data = Squares()
     recipe = Recipe.of(table).changed(changes)

@@ -67,6 +67,7 @@ def train(folder=None, given=None, **sections):
         "model": {"backbone": "small", "dim": 8, "stored": 36, "crop": 32},
         "batch": {"size": 16, "images_per_class": 4},
         "schedule": {"epochs": 2},
+        "train": {"protocol": "paper"},
     }
     for name, section in sections.items():
         table[name] = table.get(name, {}) | section

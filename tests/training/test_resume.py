@@ -70,7 +70,7 @@ def recipe(*changes):
         "augment": {"crop": "random"},
         "optimizer": {"lr": 3e-3},
         "schedule": {"epochs": 4, "kind": "cosine"},
-        "train": {"evaluate_every": 2, "checkpoint_every": 0.0},
+        "train": {"protocol": "paper", "evaluate_every": 2, "checkpoint_every": 0.0},
     }
     return Recipe.of(table).changed(changes)
 

@@ -148,7 +148,7 @@ class Record:
         """
         evaluations = self.evaluations
         select = self.recipe.train.select
-        best = max(evaluations, key=lambda line: line.get(select, -math.inf)) if evaluations else {}
+        best = max(evaluations, key=lambda line: line.get(select, -1.0)) if evaluations else {}
         metrics: dict[str, float] = self.result.get("test") or best
         if metric not in metrics:
             raise self._missing(metric, metrics)

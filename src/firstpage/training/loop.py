@@ -18,7 +18,7 @@ from firstpage.runs.checkpoint import Checkpoints
 from firstpage.runs.folder import RunFolder
 from firstpage.training.criteria import describe_loss
 from firstpage.training.display import Display
-from firstpage.training.estimate import estimate
+from firstpage.training.duration import estimate_duration
 from firstpage.training.job import TrainJob
 from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.monitor import Monitor
@@ -136,7 +136,7 @@ def _train(
         for note in unreadable_note(catalog, job.pixels.ok):
             display.print(note)
         if saved is None:
-            display.print(estimate(job))
+            display.print(estimate_duration(job))
             if recipe.train.evaluate_untrained or not job.steps:
                 _evaluate(job, run, display, epoch=0)
         else:

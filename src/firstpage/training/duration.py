@@ -11,7 +11,7 @@ BACKWARD = 2.0  # a backward pass costs about as much as two forward passes
 LONG = 600.0  # seconds on a CPU beyond which the line says what would be shorter
 
 
-def estimate(job: TrainJob) -> str:
+def estimate_duration(job: TrainJob) -> str:
     """Say how long a run will take on its device, from the time of a few forward passes.
 
     Weights, statistics and random generators are not changed. A compiled run is about twice as fast on a GPU.
@@ -24,7 +24,7 @@ def estimate(job: TrainJob) -> str:
     steps, images = job.steps - job.state.step, recipe.batch.size
     passes = 1 + BACKWARD + (1 if recipe.batch.chunk else 0)
     interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(job.setup.sampler)
-    evaluations = 1 + -(-steps // interval)
+    evaluations = 1 + -(-steps // max(1, interval))
     training = steps * images * passes * forward / job.ranks.world_size
     evaluating = evaluations * split.validation.size * forward / job.ranks.world_size
     if split.test is not None and split.test is not split.validation:
