@@ -197,10 +197,11 @@ def test_a_run_shows_what_it_held_out_of_its_own_data(kind, tmp_path, monkeypatc
     (tmp_path / "other.csv").write_text("path,label\nset/0/0.png,a\n")
     catalog = read(str(root if kind == "folder" else table))
     Embedder.create(backbone="small", dim=4, stored=16, crop=16).save(tmp_path / "run" / "best")
-    (tmp_path / "run" / "recipe.toml").write_text(Recipe().toml())
+    recipe = Recipe().changed(["train.protocol=paper"])
+    (tmp_path / "run" / "recipe.toml").write_text(recipe.toml())
     about = {"name": kind, "root": str(catalog.root), "fingerprint": fingerprint(catalog)}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": about}))
-    split = split_catalog(catalog, np.ones(20, bool), Recipe().train)
+    split = split_catalog(catalog, np.ones(20, bool), recipe.train)
     found = figures.read_embeddings(tmp_path / "run")
     assert found.split("test").rows.tolist() == split.test.queries.tolist()
     assert found.split("train").rows.tolist() == split.train.tolist()

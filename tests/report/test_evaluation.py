@@ -107,7 +107,7 @@ def test_a_model_alone_needs_its_data_named(runs, stripes):
     ):
         embedded(runs / "one" / "best", runs)
     test = embedded(runs / "one" / "best", runs, data=stripes)
-    assert (test.record, test.is_own_data, test.protocol) == (None, False, "paper")
+    assert (test.record, test.is_own_data, test.protocol) == (None, False, "fair")
     assert torch.equal(test.queries, embedded(runs / "one", runs).queries)
 
 

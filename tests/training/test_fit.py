@@ -253,7 +253,8 @@ def test_the_fair_protocol_selects_without_the_test_classes(run, stripes, monkey
         recipe("train.protocol=fair", "train.folds=4"), stripes, None, cache=run[0] / "cache", progress=False
     )
     tested = set(stripes.labels[stripes.splits["test"]])
-    assert [bool(classes & tested) for classes in asked] == [False, False, False, True]
+    # Untrained: both; after each of two epochs: the held-out classes; at the end: the test.
+    assert [bool(classes & tested) for classes in asked] == [False, True, False, False, True]
     assert asked[-1] == tested
     assert result.test != result.best
 
@@ -292,12 +293,13 @@ def test_a_val_split_is_what_models_are_selected_by(run, stripes):
 
 def test_the_table_of_a_fair_run_says_which_classes_its_figures_are_of():
     figures = [{"P@1": 60.0}, {"P@1": 62.0}, {"P@1": 55.0}]
-    fair = Result(None, figures[1], figures[2], 3, figures[:2], 12.3, 1000)
+    fair = Result(None, figures[1], figures[2], 3, figures[:2], 12.3, 1000, untrained={"P@1": 51.0})
     assert fair.text().splitlines() == [
         "                        P@1",
-        "untrained, held out    60.0",
-        "trained, held out      62.0",
-        "trained, test          55.0",
+        "held out, untrained    60.0",
+        "held out, trained      62.0",
+        "test, untrained        51.0",
+        "test, trained          55.0",
         "best at epoch 3; 12 s, 1,000 images/s",
     ]
     paper = Result(None, figures[0], figures[0], 0, figures[:1], 1.25)
@@ -340,7 +342,7 @@ def test_a_folder_of_other_things_is_left_alone_before_anything_is_decoded(strip
 
 def test_a_fair_run_shows_its_test_though_the_figures_are_equal():
     figures = [{"P@1": 100.0}, {"P@1": 100.0}]
-    assert "trained, test         100.0" in Result(None, *figures, 3, figures[:1]).text()
+    assert "test, trained        100.0" in Result(None, *figures, 3, figures[:1]).text()
 
 
 def test_the_only_cpu_may_be_numbered(run, stripes):

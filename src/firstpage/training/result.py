@@ -20,25 +20,25 @@ class Result:
         model: The embedder, with its best weights.
         best: Metrics of the best evaluation on the validation classes.
         test: Metrics of the reported test (under the `paper` protocol the same).
-        untrained: Metrics of the untrained model in the reported test.
         epoch: The epoch of the best evaluation, counted from 1; 0 is the untrained model.
         history: Metrics of every evaluation, the untrained model's first.
         seconds: Time spent in training steps.
         images_per_second: Over all training steps but the first few.
         folder: The run folder.
         warnings: Warnings of the run.
+        untrained: Metrics of the untrained model in the reported test.
     """
 
     model: Embedder
     best: dict[str, float]
     test: dict[str, float] | None
     epoch: int
-    untrained: dict[str, float] | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
     images_per_second: float = 0.0
     folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
+    untrained: dict[str, float] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -59,17 +59,17 @@ class Result:
             result["best"],
             result["best"] if result["protocol"] == "paper" else result["test"],
             result["epoch"],
-            result.get("untrained"),
             [{name: line[name] for name in line if name != "step"} for line in record.evaluations],
             result["seconds"],
             result["images_per_second"],
             folder,
             [*result["warnings"], f"{folder}: was already finished; choose another folder to run it again"],
+            result.get("untrained"),
         )
 
     def text(self) -> str:
         """Return the metrics before and after training as a small table."""
-        before = next((metrics for metrics in self.history if metrics["epoch"] == 0), None)
+        before = next((metrics for metrics in self.history[:1] if not metrics.get("epoch")), None)
         tests = [("", before, self.best)]
         if self.test is not None and self.test is not self.best:  # selected on other classes
             tests = [("held out, ", before, self.best), ("test, ", self.untrained, self.test)]
@@ -93,8 +93,8 @@ class Result:
 
     @property
     def is_trained(self) -> bool:
-        """Whether there was an epoch of training."""
-        return any(metrics["epoch"] for metrics in self.history)
+        """Whether the model was trained at all: a baseline is not."""
+        return self.epoch > 0 or len(self.history) > 1
 
     def _places(self) -> list[str]:
         """Return where the model is, and the warnings."""
