@@ -57,32 +57,18 @@ def simix(pairs: Pairs, count: int = 1, generator: Generator | None = None) -> P
             [0, 0, 0, 1, 0, 0],
             [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
     """
-    queries = len(pairs.labels)
     device = pairs.labels.device
     lots = torch.rand(count, *pairs.positive.shape, generator=generator, device=device)
     partner = lots.masked_fill(~pairs.positive, -1.0).argmax(dim=2).flatten()  # [count·Q]
     alpha = torch.rand(len(partner), 1, generator=generator, device=device, dtype=pairs.similarity.dtype)
-    origin = torch.arange(queries, device=device).repeat(count)  # which query each is of
+    origin = torch.arange(len(pairs.labels), device=device).repeat(count)  # which query each is of
     real, others = unit(pairs.queries), unit(pairs.candidates)
     mixed = alpha * real[origin] + (1 - alpha) * others[partner]
     with full_precision(mixed):
         top = torch.cat([pairs.similarity, real @ mixed.T], dim=1)
         bottom = mixed @ torch.cat([others, mixed]).T
-
-    exists = pairs.positive.any(dim=1)[origin]
-    itself = ~(pairs.positive | pairs.negative)  # [Q, C]
-    own = origin == torch.arange(queries, device=device)[:, None]  # [Q, count·Q]
-    of_query = exists & ~own & ~itself[:, partner]
-    same = pairs.labels[:, None] == pairs.labels[origin]
-    apart = torch.arange(itself.shape[1], device=device) != partner[:, None]  # [count·Q, C]
-    of_mixed = exists & ~own[origin] & exists[:, None]
-
-    def extended(mask: Tensor, alike: Tensor) -> Tensor:
-        real_rows = torch.cat([mask, of_query & alike], dim=1)
-        mixed_rows = torch.cat([mask[origin] & apart & exists[:, None], of_mixed & alike[origin]], dim=1)
-        return torch.cat([real_rows, mixed_rows])
-
     labels = pairs.labels[origin]
+    positive, negative = _extended_masks(pairs, origin, partner)
     return replace(
         pairs,
         queries=torch.cat([pairs.queries, mixed]),
@@ -90,10 +76,28 @@ def simix(pairs: Pairs, count: int = 1, generator: Generator | None = None) -> P
         candidates=torch.cat([pairs.candidates, mixed]),
         candidate_labels=torch.cat([pairs.candidate_labels, labels]),
         similarity=torch.cat([top, bottom]),
-        positive=extended(pairs.positive, same),
-        negative=extended(pairs.negative, ~same),
+        positive=positive,
+        negative=negative,
         image_ids=None,
     )
+
+
+def _extended_masks(pairs: Pairs, origin: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
+    """Both masks with a row and a column for each mixed image, which is that of a query and its partner."""
+    order, place = (torch.arange(size, device=origin.device) for size in pairs.positive.shape)
+    exists = pairs.positive.any(dim=1)[origin]  # [M]
+    itself = ~(pairs.positive | pairs.negative)  # [Q, C]
+    own = order[:, None] == origin  # [Q, M]
+    of_query = exists & ~own & ~itself[:, partner]
+    of_mixed = (place != partner[:, None]) & exists[:, None]  # [M, C] its query is in no mask already
+    among_mixed = exists & exists[:, None] & ~own[origin]  # [M, M]
+    same = pairs.labels[:, None] == pairs.labels[origin]  # [Q, M]
+
+    def extended(mask: Tensor, alike: Tensor) -> Tensor:
+        upper = torch.cat([mask, of_query & alike], dim=1)
+        return torch.cat([upper, torch.cat([mask[origin] & of_mixed, among_mixed & alike[origin]], dim=1)])
+
+    return extended(pairs.positive, same), extended(pairs.negative, ~same)
 
 
 class RecallAtK(Loss):
