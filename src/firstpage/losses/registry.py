@@ -13,17 +13,25 @@ from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
 from firstpage.losses.binomial_deviance import BinomialDeviance
+from firstpage.losses.circle import Circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive
 from firstpage.losses.histogram import Histogram
 from firstpage.losses.lifted_structure import LiftedStructure
 from firstpage.losses.margin import Margin
+from firstpage.losses.multi_similarity import MultiSimilarity
 from firstpage.losses.nca import NCA
 from firstpage.losses.npair import NPair
+from firstpage.losses.proxy_anchor import ProxyAnchor
 from firstpage.losses.proxy_nca import ProxyNCA
 from firstpage.losses.ranked_list import RankedList
+from firstpage.losses.recall_at_k import RecallAtK
+from firstpage.losses.roadmap import Roadmap
+from firstpage.losses.smooth_ap import SmoothAP
+from firstpage.losses.soft_triple import SoftTriple
 from firstpage.losses.spectral_clustering import SpectralClustering
 from firstpage.losses.structured_clustering import StructuredClustering
+from firstpage.losses.supervised_contrastive import SupervisedContrastive
 from firstpage.losses.topk_precision import TopKPrecision
 from firstpage.losses.triplet import Triplet
 
@@ -59,11 +67,19 @@ _ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "binomial": (BinomialDeviance, {}),
     "struct-clust": (StructuredClustering, {}),
     "spectral-clust": (SpectralClustering, {}),
+    "proxy-anchor": (ProxyAnchor, {}),
+    "multi-similarity": (MultiSimilarity, {}),
+    "soft-triple": (SoftTriple, {}),
+    "recall-at-k": (RecallAtK, {}),
+    "smooth-ap": (SmoothAP, {}),
+    "roadmap": (Roadmap, {}),
+    "circle": (Circle, {}),
+    "supcon": (SupervisedContrastive, {}),
 }
 
 
 def names() -> list[str]:
-    """The names `create` knows: one for each row of the papers' tables.
+    """The names `create` knows: one for each row of the papers' tables, then the losses that came later.
 
     >>> names()[:4]
     ['topk', 'margin', 'triplet-uniform', 'triplet-hard']

@@ -28,7 +28,7 @@ def step_health(loss: nn.Module, pairs: Pairs) -> dict[str, Tensor]:
     - `collapse`: mean squared cosine over the same pairs, the inverse of the number of dimensions in use. 1
       when all images lie in one point or on one line, 1/D when D dimensions are used alike.
     - `active_pairs`: the share of these pairs whose similarity the loss wants to change: ∂loss/∂s ≠ 0.
-      Missing for losses that do not use the similarity of pairs (Proxy-NCA, N-pair, spectral).
+      Missing for losses that do not use the similarity of pairs (those over proxies, N-pair, spectral).
     - `idle_anchors`: the share of queries that learn nothing: none of their pairs is active, and the loss
       does not move their embedding in another way. 1 is a batch from which nothing is learned.
     - `beta`, `beta_histogram`: the mean of the queries' learned boundaries β, and how many lie in each of 20
