@@ -8,7 +8,7 @@ import torch
 
 from firstpage import Pairs, losses, mining
 from firstpage.losses.registry import _ROWS
-from support import oracles
+from support import later_oracles, oracles
 from support.batches import BUILDS, CASES, CLASSES, DIM, batch, sized
 
 EVERY = losses.names()
@@ -36,6 +36,19 @@ def test_terms_and_gradients_equal_the_oracle(name, seed):
     (ours_gradient,) = torch.autograd.grad(ours @ weights, embeddings)
     (theirs_gradient,) = torch.autograd.grad(theirs @ weights, embeddings)
     torch.testing.assert_close(ours_gradient, theirs_gradient, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_mean_of_proxy_anchor_equals_the_oracle(seed):
+    """Its terms share a figure of the batch out over the queries, so only their mean has an oracle."""
+    embeddings, labels = batch(seed)
+    loss = BUILDS["proxy-anchor"]()
+    expected = later_oracles.proxy_anchor(oracles.Batch(embeddings, labels), loss.proxies).mean()
+    value = loss(embeddings, labels)
+    torch.testing.assert_close(value, expected)
+    wanted = [embeddings, loss.proxies]
+    for mine, other in zip(*(torch.autograd.grad(each, wanted) for each in (value, expected)), strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from firstpage import Pairs, losses
-from support import oracles
+from support import later_oracles, oracles
 
 CLASSES, DIM = 4, 5
 
@@ -140,7 +140,18 @@ LATER = {
     "circle": partial(losses.create, "circle"),
     "supcon": partial(losses.create, "supcon"),
 }
-LATER_ORACLES = {}
+# That of Proxy-Anchor is not among them: it has the figure of a batch, not the shares of its queries.
+LATER_ORACLES = {
+    "multi-similarity": later_oracles.multi_similarity,
+    "soft-triple": lambda batch: later_oracles.soft_triple(
+        batch, LATER["soft-triple"]().proxies.detach().double().view(CLASSES, 3, DIM)
+    ),
+    "recall-at-k": later_oracles.recall_at_k,
+    "smooth-ap": later_oracles.smooth_ap,
+    "roadmap": later_oracles.roadmap,
+    "circle": later_oracles.circle,
+    "supcon": later_oracles.supervised_contrastive,
+}
 CASES |= {name: Case(LATER[name], oracle) for name, oracle in LATER_ORACLES.items()}
 
 # What builds each deterministic loss, with an oracle or without.
