@@ -566,8 +566,41 @@ def test_labels_that_do_not_fit_beta_or_proxies_are_named():
         losses.ProxyAnchor(classes=6, dim=4)(points, labels)
 
 
+def test_a_sum_has_the_weighted_terms_of_its_parts():
+    embeddings, labels = batch(5)
+    parts = [{"name": "topk", "weight": 10.0, "k": 1, "margin": 0.05}, {"name": "supcon"}]
+    loss = losses.create("sum", parts=parts, reduction="none")
+    expected = 10 * losses.TopKPrecision(1, 0.05, reduction="none")(embeddings, labels)
+    expected += losses.create("supcon", reduction="none")(embeddings, labels)
+    torch.testing.assert_close(loss(embeddings, labels), expected)
+    assert loss.names == ["topk", "supcon"]
+    torch.manual_seed(3)
+    own = losses.create("first-page", classes=CLASSES, dim=DIM).double()
+    anchor = losses.ProxyAnchor(CLASSES, DIM).double()
+    anchor.load_state_dict({"proxies": own.parts[1].proxies})
+    both = 10 * losses.TopKPrecision(1, 0.05)(embeddings, labels) + anchor(embeddings, labels)
+    torch.testing.assert_close(own(embeddings, labels), both)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ([{"weight": 2.0}], r"loss.parts\[0\]: name its loss"),
+        ([{"name": "topk"}, {"name": "topkk"}], "did you mean 'topk'"),
+        ([{"name": "topk", "weight": "much"}], r"loss.parts\[0\].weight='much': must be a number"),
+        ([{"name": "topk", "kk": 1}], "no setting 'kk'"),
+        ([], "give one weight per loss"),
+    ],
+    ids=["nameless", "misspelled", "weight", "setting", "empty"],
+)
+def test_what_is_wrong_with_a_sum_is_named(parts, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        losses.create("sum", parts=parts)
+
+
 def test_every_row_of_the_tables_has_its_name():
     assert set(EVERY) == {
+        "first-page",
         *("topk", "margin", "triplet-uniform", "triplet-hard", "triplet-semihard", "triplet-distance"),
         *("contrastive", "ep", "ephn", "epshn", "hp", "hphn", "batch-all", "rll", "lifted", "npair"),
         *("angular", "npair-angular", "proxy-nca", "histogram", "binomial", "struct-clust", "spectral-clust"),
