@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[float, Callable[[Place], None]]] = {
     "full-disk": (0.006, writing.full_disk),
     "kills": (0.0, writing.kills),
 }
-MEMORY = getattr(decode, "MAX_BYTES", 4 * decode.MAX_PIXELS)  # documented, of one image
+MEMORY = decode.MAX_BYTES  # documented, of one image
 SLACK = 2**26  # bytes: imports, and what is not of the image
 GRACE = 5.0  # seconds: a worker kills what it has forked itself
 SHOWN = 5  # failures of each kind

@@ -26,9 +26,8 @@ def run_one(name: str, images: int, dim: int, per_class: int, device: str) -> di
     classes = images // per_class + 1
     centers = torch.randn(classes, dim)
     vectors = (centers[labels.cpu()] + 2 * torch.randn(images, dim)).to(device)
-    settings = {"classes": classes, "dim": dim} if name == "proxy-nca" else {}
     embeddings = vectors.requires_grad_()
-    loss = compared(name) if name.startswith("pml:") else losses.create(name, **settings).to(device)
+    loss = compared(name) if name.startswith("pml:") else create(name, classes, dim).to(device)
     base = memory(device)
     seconds = []
     for _ in range(2 if name == "struct-clust" else 4):
@@ -42,6 +41,12 @@ def run_one(name: str, images: int, dim: int, per_class: int, device: str) -> di
     assert value.isfinite()
     assert embeddings.grad.isfinite().all()
     return {"seconds": min(seconds[1:]), "peak_gib": memory(device), "base_gib": base, "loss": value.item()}
+
+
+def create(name: str, classes: int, dim: int) -> torch.nn.Module:
+    """The loss of that name, told what it needs to know of the data."""
+    known = {"classes": classes, "dim": dim}
+    return losses.create(name, **{key: known[key] for key in losses.required_arguments(name)})
 
 
 def compared(name: str) -> torch.nn.Module:

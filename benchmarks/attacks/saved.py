@@ -228,7 +228,8 @@ def npz(place: Place) -> None:
 
 @cache
 def _truth(folder: Path) -> np.ndarray:
-    return np.load(next(folder.glob("*/pixels.npy")))
+    pixels = np.fromfile(next(folder.glob("*/pixels.bin")), np.uint8)
+    return pixels.reshape(-1, 36, 36, 3)
 
 
 def catalog(place: Place) -> Catalog:
@@ -241,7 +242,7 @@ def stores(place: Place) -> None:
     lots, folder = place.lots, place.folder / "stores"
     shutil.copytree(place.base / "stores", folder, ignore=shutil.ignore_patterns("*.lock"))
     (store,) = (path.parent for path in folder.glob("*/store.json"))
-    path = lots.choice([*sorted(store.iterdir()), *[store / "pixels.npy"] * 4])
+    path = lots.choice([*sorted(store.iterdir()), *[store / "pixels.bin"] * 4])
     data = bytearray(path.read_bytes())
     start = lots.randrange(len(data))
     times = os.stat(path)

@@ -125,7 +125,8 @@ def test_every_broken_file_is_listed_and_the_others_are_right(tmp_path):
                 ValueError, match=f"{len(names)} of {len(catalog)} images are unreadable"
             ) as caught:
                 built(catalog, root / "stores", strict=True)
-        assert "fifo.jpg (a FIFO, not a file)" in str(caught.value)
+        assert "fifo.jpg (a FIFO, not a file)" in caught.value.args[0]
+        assert len(str(caught.value)) < 2100
         assert "\n" not in str(caught.value)
         (root / "no-permission.jpg").chmod(0o644)
         mended = built(catalog, root / "stores")

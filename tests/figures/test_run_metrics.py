@@ -107,7 +107,7 @@ def test_triplets_do_not_ask_for_tables_that_only_training_knows():
     assert figures.triplets_per_step(recipe("margin", 64, 4, classes=True)) == 192
 
 
-@pytest.mark.parametrize("loss", ["rll", "proxy-nca", "histogram"])
+@pytest.mark.parametrize("loss", ["rll", "proxy-nca", "histogram", "soft-triple", "multi-similarity"])
 def test_losses_without_triplets_say_so(loss):
     with pytest.raises(ValueError, match="samples no triplets: plot this run by iterations"):
         figures.triplets_per_step(recipe(loss))

@@ -150,6 +150,81 @@ def test_ranked_list_difference_they_let_the_candidates_move_and_halve(data):
     assert not torch.allclose(first.grad / 2, second.grad, rtol=1e-2)
 
 
+def test_proxy_anchor(data):
+    theirs = pml.ProxyAnchorLoss(num_classes=6, embedding_size=8)  # two classes are in no batch
+    ours = losses.ProxyAnchor(classes=6, dim=8)
+    with torch.no_grad():
+        ours.proxies.copy_(theirs.proxies)
+    value, other = ours(*data), theirs(*data)
+    close(value, other)
+    value.backward()
+    other.backward()
+    close(ours.proxies.grad, theirs.proxies.grad)
+
+
+def test_multi_similarity(data):
+    chosen = miners.MultiSimilarityMiner(epsilon=0.1)(*data)
+    close(losses.MultiSimilarity()(*data), pml.MultiSimilarityLoss()(*data, chosen))
+    every = losses.MultiSimilarity(mining=mining.product("all", "all"))
+    close(every(*data), pml.MultiSimilarityLoss()(*data))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5])
+def test_multi_similarity_miner(data, epsilon):
+    theirs = miners.MultiSimilarityMiner(epsilon=epsilon)(*data)
+    (a, p), (b, n) = mining.multi_similarity(epsilon)(Pairs.of(*data), None).pairs()
+    for ours, other in (((a, p), theirs[:2]), ((b, n), theirs[2:])):
+        assert torch.stack(ours, dim=1).tolist() == sorted(torch.stack(other, dim=1).tolist())
+
+
+def test_soft_triple_difference_they_leave_out_the_distances_of_centers(data):
+    theirs = pml.SoftTripleLoss(num_classes=4, embedding_size=8, centers_per_class=3)
+    ours, plain = (losses.SoftTriple(classes=4, dim=8, per_class=3, tau=tau) for tau in (0.2, 0.0))
+    with torch.no_grad():
+        for loss in (ours, plain):
+            loss.proxies.copy_(theirs.fc.T)
+    close(plain(*data), theirs(*data))
+    centers = torch.nn.functional.normalize(theirs.fc.T, dim=1).view(4, 3, 8)
+    spread = sum(torch.pdist(of_class).sum() for of_class in centers) / (4 * 3 * 2)
+    close(ours(*data), theirs(*data) + 0.2 * spread)
+
+
+def test_circle(data):
+    close(losses.Circle()(*data), pml.CircleLoss()(*data))
+
+
+def test_supervised_contrastive(data):
+    close(losses.SupervisedContrastive()(*data), pml.SupConLoss()(*data))
+
+
+@pytest.mark.parametrize("name", ["circle", "supcon"])
+def test_difference_they_average_the_queries_with_a_loss(data, name):
+    """One image has a class of its own: its term is 0 in either, and counts here only."""
+    embeddings, labels = data[0], torch.cat([data[1][:-3], torch.tensor([3, 3, 9])])
+    theirs = {"circle": pml.CircleLoss(), "supcon": pml.SupConLoss()}[name](embeddings, labels)
+    terms = losses.create(name, reduction="none")(embeddings, labels)
+    close(terms.sum() / (terms > 0).sum(), theirs)
+    close(losses.create(name)(embeddings, labels) * 12 / (terms > 0).sum(), theirs)
+
+
+def test_smooth_ap_difference_the_query_is_their_best_positive():
+    """A batch given as candidates, without ids, holds the query too: then the two agree."""
+    embeddings, _ = batch(2, count=9, dim=8, dtype=torch.float32)
+    embeddings, labels = embeddings.detach(), torch.arange(9) // 3
+    theirs = pml.SmoothAPLoss(temperature=0.01)(embeddings, labels)
+    ours = losses.SmoothAP(temperature=0.01)
+    close(ours(embeddings, labels, embeddings.clone(), labels), theirs)
+    assert ours(embeddings, labels) > theirs + 0.05
+
+
+def test_smooth_ap_difference_they_take_the_number_of_classes_for_their_size(data):
+    """Four classes of three images are cut into groups of four, so labels that do not matter would."""
+    embeddings, labels = data
+    theirs = pml.SmoothAPLoss(temperature=0.01)
+    ours = losses.SmoothAP(temperature=0.01)(embeddings, labels, embeddings.clone(), labels)
+    assert (ours - theirs(embeddings, labels)).abs() > 0.01
+
+
 @pytest.mark.parametrize(
     ("positives", "negatives", "theirs"),
     [

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firstpage import losses
+from support.batches import sized
 
 IMAGES, DIMENSIONS = 4096, 512
 
@@ -27,10 +28,12 @@ def test_four_thousand_images_without_waiting_or_cubes(name):
     """On the meta device tensors have shapes but no values: reading one, or needing one for a shape, fails.
 
     So this shows that forward and backward never wait for a device, and the size of what they make.
-    (The facility search of struct-clust is one opaque operation here: its docstring says what it waits for.)
+    (The facility search of struct-clust and the counts of smooth ranks are opaque operations here: the
+    docstring of the first says what it waits for, test_later_losses how large the blocks of the second are.)
     """
-    settings = {"classes": 1024, "dim": DIMENSIONS} if name == "proxy-nca" else {}
-    loss = losses.create(name, **settings).to("meta")
+    # 4,000 proxies at most, so that a table of images and proxies is no larger than one of images.
+    classes = IMAGES // 16 if name == "soft-triple" else IMAGES // 4
+    loss = losses.create(name, **sized(name, classes, DIMENSIONS)).to("meta")
     embeddings = torch.empty(IMAGES, DIMENSIONS, device="meta", requires_grad=True)
     labels = torch.empty(IMAGES, dtype=torch.long, device="meta")
     with Largest() as largest:

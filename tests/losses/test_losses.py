@@ -8,16 +8,16 @@ import torch
 
 from firstpage import Pairs, losses, mining
 from firstpage.losses.registry import _ROWS
-from support import oracles
-from support.batches import CASES, CLASSES, DIM, batch
+from support import later_oracles, oracles
+from support.batches import BUILDS, CASES, CLASSES, DIM, batch, sized
 
 EVERY = losses.names()
+WITH_PROXIES = {name for name in EVERY if "dim" in losses.required_arguments(name)}
 DETERMINISTIC = [n for n in EVERY if n not in ("margin", "triplet-uniform", "triplet-distance")]
 
 
 def create(name, **settings):
-    if name == "proxy-nca":
-        settings = {"classes": 16, "dim": 8} | settings
+    settings = sized(name, classes=16, dim=8) | settings
     if name == "margin":
         settings = {"classes": 16} | settings
     torch.manual_seed(0)
@@ -38,6 +38,19 @@ def test_terms_and_gradients_equal_the_oracle(name, seed):
     torch.testing.assert_close(ours_gradient, theirs_gradient, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_mean_of_proxy_anchor_equals_the_oracle(seed):
+    """Its terms share a figure of the batch out over the queries, so only their mean has an oracle."""
+    embeddings, labels = batch(seed)
+    loss = BUILDS["proxy-anchor"]()
+    expected = later_oracles.proxy_anchor(oracles.Batch(embeddings, labels), loss.proxies).mean()
+    value = loss(embeddings, labels)
+    torch.testing.assert_close(value, expected)
+    wanted = [embeddings, loss.proxies]
+    for mine, other in zip(*(torch.autograd.grad(each, wanted) for each in (value, expected)), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_queries_against_other_candidates_equal_the_oracle(name):
     queries, labels = batch(3, count=6)
@@ -55,31 +68,31 @@ def test_queries_against_other_candidates_equal_the_oracle(name):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", BUILDS)
 def test_the_batch_passed_as_candidates_with_ids_is_the_batch(name):
     embeddings, labels = batch(5)
     ids = torch.randperm(len(labels))
-    loss = CASES[name].build(reduction="none")
+    loss = BUILDS[name](reduction="none")
     alone = loss(embeddings, labels)
     gathered = loss(embeddings, labels, embeddings.clone(), labels, image_ids=ids, candidate_ids=ids)
     torch.testing.assert_close(alone, gathered)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", BUILDS)
 def test_order_of_the_batch_does_not_matter(name):
     embeddings, labels = batch(6)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
-    loss = CASES[name].build(reduction="none")
+    loss = BUILDS[name](reduction="none")
     if "npair" in name:  # its pairs are the first two of a class: keep that order within classes
         order = order[labels[order].argsort(stable=True)]
         order = torch.cat([order[labels[order] == c].sort().values for c in (2, 0, 3, 1)])
     torch.testing.assert_close(loss(embeddings, labels)[order], loss(embeddings[order], labels[order]))
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n != "rll"])
+@pytest.mark.parametrize("name", [n for n in BUILDS if n not in ("rll", "circle")])  # they hold constants
 def test_gradcheck(name):
     embeddings, labels = batch(7, count=8)
-    loss = CASES[name].build()
+    loss = BUILDS[name]()
     assert torch.autograd.gradcheck(lambda e: loss(e, labels), (embeddings,), eps=1e-7, atol=1e-5)
 
 
@@ -139,7 +152,7 @@ def test_any_batch_gives_finite_loss_and_gradients(name, strange):
         assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY) - {"proxy-nca", "spectral-clust"}))
+@pytest.mark.parametrize("name", sorted(set(EVERY) - WITH_PROXIES - {"spectral-clust"}))
 def test_nothing_to_learn_is_zero_and_backpropagates(name):
     embeddings = torch.randn(1, 8, requires_grad=True)
     value = create(name)(embeddings, torch.tensor([3]))
@@ -173,8 +186,7 @@ def test_autocast_computes_in_float32(name, dtype):
 def test_a_thousand_dimensions(name, dtype):
     torch.manual_seed(4)
     embeddings = torch.randn(24, 1024).to(dtype).requires_grad_()
-    settings = {"dim": 1024} if name == "proxy-nca" else {}
-    value = create(name, **settings)(embeddings, torch.arange(24) // 3)
+    value = create(name, **sized(name, classes=16, dim=1024))(embeddings, torch.arange(24) // 3)
     value.backward()
     assert value.isfinite()
     assert embeddings.grad.isfinite().all()
@@ -467,6 +479,30 @@ def test_structured_clustering_against_other_candidates():
         (lambda: losses.Angular(degrees=90), "degrees=90"),
         (lambda: losses.ProxyNCA(0, 8), "classes=0"),
         (lambda: losses.ProxyNCA(2, 8, scale=0), "scale"),
+        (lambda: losses.ProxyAnchor(0, 8), r"ProxyAnchor\(classes=0"),
+        (lambda: losses.ProxyAnchor(2, 8, alpha=0), "alpha=0"),
+        (lambda: losses.ProxyAnchor(2, 8, delta=-1), "delta=-1"),
+        (lambda: losses.SoftTriple(2, 8, per_class=0), "per_class=0"),
+        (lambda: losses.SoftTriple(2, 8, gamma=0), "gamma=0"),
+        (lambda: losses.SoftTriple(2, 8, scale=float("inf")), "scale=inf"),
+        (lambda: losses.SoftTriple(2, 8, delta=2), "delta=2"),
+        (lambda: losses.SoftTriple(2, 8, tau=-1), "tau=-1"),
+        (lambda: losses.MultiSimilarity(beta=0), "beta=0"),
+        (lambda: losses.MultiSimilarity(base=2), "base=2"),
+        (lambda: losses.MultiSimilarity(epsilon=-1), "epsilon=-1"),
+        (lambda: losses.MultiSimilarity(mining="all"), "mining='all': give a strategy"),
+        (lambda: losses.RecallAtK(ks=()), r"ks=\(\)"),
+        (lambda: losses.RecallAtK(ks=(0, 1)), r"ks=\(0, 1\)"),
+        (lambda: losses.RecallAtK(temperature=0), "temperature=0"),
+        (lambda: losses.RecallAtK(simix=-1), "simix=-1"),
+        (lambda: losses.SmoothAP(temperature=float("nan")), "temperature=nan"),
+        (lambda: losses.Roadmap(rho=-1), "rho=-1"),
+        (lambda: losses.Roadmap(temperature=0), "temperature=0"),
+        (lambda: losses.Roadmap(beta=2), "beta=2"),
+        (lambda: losses.Circle(margin=-1), "margin=-1"),
+        (lambda: losses.Circle(scale=0), "scale=0"),
+        (lambda: losses.SupervisedContrastive(temperature=0), "temperature=0"),
+        (lambda: losses.create("recall-at-k", ks=[1.5]), r"ks=1\.5: must be a whole number$"),
         (lambda: losses.Histogram(bins=1), "bins=1"),
         (lambda: losses.BinomialDeviance(alpha=0), "alpha=0"),
         (lambda: losses.SpectralClustering(ridge=0), "ridge"),
@@ -498,8 +534,10 @@ def test_wrong_settings_are_named(call, complaint):
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("value", ["abc", [1], {}, 1j])
 def test_no_setting_of_any_loss_takes_what_it_is_not(name, value):
-    required = {"classes": 2, "dim": 3} if name == "proxy-nca" else {}
+    required = sized(name, classes=2, dim=3)
     for key in inspect.signature(_ROWS[name][0]).parameters.keys() - {"generator"}:
+        if (key, value) == ("ks", [1]):  # a list of k
+            continue
         with pytest.raises(ValueError, match=f"{key}=") as caught:
             losses.create(name, **required | {key: value})
         assert "\n" not in str(caught.value)
@@ -522,13 +560,52 @@ def test_labels_that_do_not_fit_beta_or_proxies_are_named():
         losses.Margin(images=4)(points, labels)
     with pytest.raises(ValueError, match="needs dim=3"):
         losses.ProxyNCA(classes=6, dim=4)(points, labels)
+    with pytest.raises(ValueError, match=r"labels run from 0 to 5: SoftTriple\(classes=3\)"):
+        losses.SoftTriple(classes=3, dim=3)(points, labels)
+    with pytest.raises(ValueError, match=r"ProxyAnchor\(dim=4\) needs dim=3"):
+        losses.ProxyAnchor(classes=6, dim=4)(points, labels)
+
+
+def test_a_sum_has_the_weighted_terms_of_its_parts():
+    embeddings, labels = batch(5)
+    parts = [{"name": "topk", "weight": 10.0, "k": 1, "margin": 0.05}, {"name": "supcon"}]
+    loss = losses.create("sum", parts=parts, reduction="none")
+    expected = 10 * losses.TopKPrecision(1, 0.05, reduction="none")(embeddings, labels)
+    expected += losses.create("supcon", reduction="none")(embeddings, labels)
+    torch.testing.assert_close(loss(embeddings, labels), expected)
+    assert loss.names == ["topk", "supcon"]
+    torch.manual_seed(3)
+    own = losses.create("first-page", classes=CLASSES, dim=DIM).double()
+    anchor = losses.ProxyAnchor(CLASSES, DIM).double()
+    anchor.load_state_dict({"proxies": own.parts[1].proxies})
+    both = 10 * losses.TopKPrecision(1, 0.05)(embeddings, labels) + anchor(embeddings, labels)
+    torch.testing.assert_close(own(embeddings, labels), both)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ([{"weight": 2.0}], r"loss.parts\[0\]: name its loss"),
+        ([{"name": "topk"}, {"name": "topkk"}], "did you mean 'topk'"),
+        ([{"name": "topk", "weight": "much"}], r"loss.parts\[0\].weight='much': must be a number"),
+        ([{"name": "topk", "kk": 1}], "no setting 'kk'"),
+        ([], "give one weight per loss"),
+    ],
+    ids=["nameless", "misspelled", "weight", "setting", "empty"],
+)
+def test_what_is_wrong_with_a_sum_is_named(parts, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        losses.create("sum", parts=parts)
 
 
 def test_every_row_of_the_tables_has_its_name():
     assert set(EVERY) == {
+        "first-page",
         *("topk", "margin", "triplet-uniform", "triplet-hard", "triplet-semihard", "triplet-distance"),
         *("contrastive", "ep", "ephn", "epshn", "hp", "hphn", "batch-all", "rll", "lifted", "npair"),
         *("angular", "npair-angular", "proxy-nca", "histogram", "binomial", "struct-clust", "spectral-clust"),
+        *("proxy-anchor", "multi-similarity", "soft-triple", "recall-at-k", "smooth-ap", "roadmap", "circle"),
+        "supcon",
     }
 
 

@@ -164,9 +164,29 @@ def test_nontrivial_sets_are_those_with_a_loss():
     }
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.4])
+def test_multi_similarity_keeps_what_overlaps(epsilon):
+    pairs = pairs_of(10, count=12)
+    s = pairs.similarity.tolist()
+    expected = [set(), set()]
+    for i in range(12):
+        positives = [j for j in range(12) if pairs.positive[i, j]]
+        negatives = [j for j in range(12) if pairs.negative[i, j]]
+        for j in positives:
+            if s[i][j] - epsilon < max((s[i][n] for n in negatives), default=-9):
+                expected[0].add((i, j))
+        for j in negatives:
+            if s[i][j] + epsilon > min((s[i][p] for p in positives), default=9):
+                expected[1].add((i, j))
+    found = mining.multi_similarity(epsilon)(pairs, None).pairs()
+    assert [set(zip(a.tolist(), b.tolist(), strict=True)) for a, b in found] == expected
+    assert all(expected)
+
+
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
+        (lambda: mining.multi_similarity(-0.1), "epsilon=-0.1"),
         (lambda: mining.boundary(0, 0.1), r"boundary\(k=0\)"),
         (lambda: mining.boundary(1, -0.1), "margin=-0.1"),
         (lambda: mining.nontrivial(0.0), "alpha=0.0"),

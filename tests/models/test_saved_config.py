@@ -106,7 +106,7 @@ def test_seeded_mutations(saved, tmp_path, part):
             "nested deeper than 32 levels",
         ),
         ('{"firstpage": 1, "model": {"two\\nlines": 1}}', "key 'two\\nlines' is too long, or not printable"),
-        (" " * 2**24 + "{}", "is larger than 16,777,216 bytes"),
+        (" " * 2**24 + "{}", "more than 16,777,216"),
         ('{"firstpage": 1, "model": {"crop": 31.5}}', "model.crop=31.5: must be a whole number"),
         ("[]", "not a firstpage model of version 1"),
         ('{"firstpage": 2, "model": {}}', "not a firstpage model of version 1"),

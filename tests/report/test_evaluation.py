@@ -247,10 +247,10 @@ def test_what_is_no_run_and_no_model_is_said(runs, tmp_path):
         embedded(tmp_path, runs)
     shutil.copytree(runs / "one", tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run\.json: Expecting"):
+    with pytest.raises(ValueError, match=r"run\.json: is not valid JSON \(Expecting"):
         embedded(tmp_path / "run", runs)
     (tmp_path / "run" / "run.json").write_text("[]")
-    with pytest.raises(ValueError, match="must hold a JSON object, not a list"):
+    with pytest.raises(ValueError, match=r"run=\[\]: must be a table"):
         embedded(tmp_path / "run", runs)
 
 

@@ -1,11 +1,12 @@
 """The losses under test with their oracles, and the batches they meet."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from firstpage import Pairs, losses
-from support import oracles
+from support import later_oracles, oracles
 
 CLASSES, DIM = 4, 5
 
@@ -21,9 +22,22 @@ class Case:
         return self.build(reduction="none").__class__.__name__
 
 
-def proxy_nca(**settings):
-    torch.manual_seed(0)
-    return losses.ProxyNCA(classes=CLASSES, dim=DIM, **settings).double()
+def sized(name, classes=CLASSES, dim=DIM):
+    """The arguments that a loss needs of the data."""
+    return {key: {"classes": classes, "dim": dim}[key] for key in losses.required_arguments(name)}
+
+
+def with_proxies(name):
+    """Builds a loss with proxies, always the same ones."""
+
+    def build(**settings):
+        torch.manual_seed(0)
+        return losses.create(name, **sized(name), **settings).double()
+
+    return build
+
+
+proxy_nca = with_proxies("proxy-nca")
 
 
 def margin_classes(**settings):
@@ -113,6 +127,35 @@ CASES = {
         "spectral-clust", lambda b: oracles.spectral_clust(b, 1e-3 * b.candidate_count / DIM)
     ),
 }
+
+# The losses of METHODS.md, §10. Each is compared with its oracle once that is here, by the same name: a
+# function of an `oracles.Batch` that returns its terms, such as `lambda b: later_oracles.circle(b, 0.4, 80)`.
+LATER = {
+    "proxy-anchor": with_proxies("proxy-anchor"),
+    "multi-similarity": partial(losses.create, "multi-similarity"),
+    "soft-triple": partial(with_proxies("soft-triple"), per_class=3),
+    "recall-at-k": partial(losses.create, "recall-at-k"),
+    "smooth-ap": partial(losses.create, "smooth-ap"),
+    "roadmap": partial(losses.create, "roadmap"),
+    "circle": partial(losses.create, "circle"),
+    "supcon": partial(losses.create, "supcon"),
+}
+# That of Proxy-Anchor is not among them: it has the figure of a batch, not the shares of its queries.
+LATER_ORACLES = {
+    "multi-similarity": later_oracles.multi_similarity,
+    "soft-triple": lambda batch: later_oracles.soft_triple(
+        batch, LATER["soft-triple"]().proxies.detach().double().view(CLASSES, 3, DIM)
+    ),
+    "recall-at-k": later_oracles.recall_at_k,
+    "smooth-ap": later_oracles.smooth_ap,
+    "roadmap": later_oracles.roadmap,
+    "circle": later_oracles.circle,
+    "supcon": later_oracles.supervised_contrastive,
+}
+CASES |= {name: Case(LATER[name], oracle) for name, oracle in LATER_ORACLES.items()}
+
+# What builds each deterministic loss, with an oracle or without.
+BUILDS = {name: case.build for name, case in CASES.items()} | LATER
 
 
 def batch(seed=0, count=10, dim=DIM, classes=CLASSES, dtype=torch.float64, spread=1.0):

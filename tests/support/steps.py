@@ -5,14 +5,17 @@ from torch import nn
 
 from firstpage import losses, mining
 from firstpage.training.seeding import seeded
+from support.batches import sized
 
 CLASSES, DIM, IMAGES = 4, 5, 40
 CPU = torch.device("cpu")
 
-_SETTINGS = {"proxy-nca": {"classes": CLASSES, "dim": DIM}, "topk": {"k": 2, "decorrelation": 0.1}}
+_SETTINGS = {"topk": {"k": 2, "decorrelation": 0.1}}
 LOSSES = {
-    name: lambda name=name: losses.create(name, **_SETTINGS.get(name, {})) for name in losses.names()
+    name: lambda name=name: losses.create(name, **sized(name, CLASSES, DIM), **_SETTINGS.get(name, {}))
+    for name in losses.names()
 } | {
+    "recall-at-k-simix": lambda: losses.RecallAtK(simix=2),
     "margin-all-betas": lambda: losses.Margin(classes=CLASSES, images=IMAGES, nu=0.3),
     "combined": lambda: losses.Combined(
         [losses.Margin(classes=CLASSES), losses.Contrastive(negatives="uniform"), losses.RankedList()],

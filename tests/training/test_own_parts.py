@@ -1,5 +1,7 @@
 """A loss, a sampler and a backbone of the user's own: in a recipe by name, and in `fit` as an object."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -131,6 +133,16 @@ def test_wrong_losses_are_one_line(loss, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
         train(loss=loss)
     assert "\n" not in str(caught.value)
+
+
+def test_a_sum_in_a_recipe_logs_its_parts(tmp_path):
+    parts = [{"name": "topk", "weight": 10.0, "k": 1}, {"name": "proxy-anchor"}]
+    result = train(tmp_path, loss={"name": "sum", "parts": parts})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    (logged,) = (line for line in lines if "loss" in line)
+    assert logged["loss"] == pytest.approx(10 * logged["loss/topk"] + logged["loss/proxy-anchor"], rel=1e-4)
+    assert Recipe.read(tmp_path / "recipe.toml").loss["parts"] == parts
+    assert result.history
 
 
 def test_a_sampler_by_name():

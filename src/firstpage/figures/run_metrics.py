@@ -37,14 +37,13 @@ def triplets_per_step(recipe: Recipe) -> int:
     labels = torch.arange(recipe.batch.size) // recipe.batch.images_per_class
     pairs = Pairs.of(torch.randn(len(labels), 4, generator=generator), labels)
     # Learned tables of classes and images do not affect mining, and only training knows their size.
-    settings = {key: value for key, value in recipe.loss.items() if key not in ("name", "classes", "images")}
+    learned = ("name", "classes", "images", "dim")
+    settings = {key: value for key, value in recipe.loss.items() if key not in learned}
     name = str(recipe.loss.get("name"))
-    if name == "proxy-nca":
-        settings |= {"classes": 1, "dim": 1}
-    loss = losses.create(name, **settings)
+    loss = losses.create(name, **dict.fromkeys(losses.required_arguments(name), 1) | settings)
     if isinstance(loss, losses.TopKPrecision):
         return int(pairs.positive.sum(dim=1).clamp_max(loss.k).sum())
-    if not isinstance(loss, losses.MinedLoss):
+    if not isinstance(loss, losses.MinedLoss) or isinstance(loss, losses.MultiSimilarity):
         raise UserError(f"loss {name!r} samples no triplets: plot this run by iterations")
     mined: mining.Mined = loss.mining(pairs, generator)
     positives = mined.positive_mask.sum(dim=1)

@@ -2,7 +2,8 @@
 
 Every loss is called as `loss(embeddings, labels)` or, against candidates of your own (a memory, other
 ranks' batches, a gallery), as `loss(embeddings, labels, candidates, candidate_labels)`. `create(name)` builds
-any row of the papers' tables; `names()` lists them. Each file also holds the loss as a pure function.
+any row of the papers' tables, and the losses that came later; `names()` lists them. Each file also holds the
+loss as a pure function.
 
 >>> import torch
 >>> from firstpage import losses
@@ -14,18 +15,27 @@ any row of the papers' tables; `names()` lists them. Each file also holds the lo
 from firstpage.losses.angular import Angular, angular
 from firstpage.losses.base import Loss, MinedLoss
 from firstpage.losses.binomial_deviance import BinomialDeviance, binomial_deviance
+from firstpage.losses.circle import Circle, circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive, contrastive
 from firstpage.losses.histogram import Histogram, histogram
 from firstpage.losses.lifted_structure import LiftedStructure, lifted_structure
 from firstpage.losses.margin import Margin, margin
+from firstpage.losses.multi_similarity import MultiSimilarity, multi_similarity
 from firstpage.losses.nca import NCA, nca
 from firstpage.losses.npair import NPair, npair
+from firstpage.losses.proxies import ProxyLoss
+from firstpage.losses.proxy_anchor import ProxyAnchor, proxy_anchor
 from firstpage.losses.proxy_nca import ProxyNCA, proxy_nca
 from firstpage.losses.ranked_list import RankedList, ranked_list
+from firstpage.losses.recall_at_k import RecallAtK, recall_at_k, simix
 from firstpage.losses.registry import create, names, required_arguments
+from firstpage.losses.roadmap import Roadmap, roadmap
+from firstpage.losses.smooth_ap import SmoothAP, smooth_ap
+from firstpage.losses.soft_triple import SoftTriple, soft_triple
 from firstpage.losses.spectral_clustering import SpectralClustering, spectral_clustering
 from firstpage.losses.structured_clustering import StructuredClustering, structured_clustering
+from firstpage.losses.supervised_contrastive import SupervisedContrastive, supervised_contrastive
 from firstpage.losses.topk_precision import TopKPrecision, topk_precision
 from firstpage.losses.triplet import Triplet, triplet
 
@@ -33,6 +43,7 @@ __all__ = [
     "NCA",
     "Angular",
     "BinomialDeviance",
+    "Circle",
     "Combined",
     "Contrastive",
     "Histogram",
@@ -40,28 +51,45 @@ __all__ = [
     "Loss",
     "Margin",
     "MinedLoss",
+    "MultiSimilarity",
     "NPair",
+    "ProxyAnchor",
+    "ProxyLoss",
     "ProxyNCA",
     "RankedList",
+    "RecallAtK",
+    "Roadmap",
+    "SmoothAP",
+    "SoftTriple",
     "SpectralClustering",
     "StructuredClustering",
+    "SupervisedContrastive",
     "TopKPrecision",
     "Triplet",
     "angular",
     "binomial_deviance",
+    "circle",
     "contrastive",
     "create",
     "histogram",
     "lifted_structure",
     "margin",
+    "multi_similarity",
     "names",
     "nca",
     "npair",
+    "proxy_anchor",
     "proxy_nca",
     "ranked_list",
+    "recall_at_k",
     "required_arguments",
+    "roadmap",
+    "simix",
+    "smooth_ap",
+    "soft_triple",
     "spectral_clustering",
     "structured_clustering",
+    "supervised_contrastive",
     "topk_precision",
     "triplet",
 ]

@@ -67,7 +67,10 @@ class Loss(nn.Module, ABC):
     def of(self, pairs: Pairs) -> Tensor:
         """The reduced loss of pairs that are there already, so that several users share one similarity."""
         with full_precision(pairs.similarity):
-            terms = self.terms(pairs)
+            return self.reduced(self.terms(pairs))
+
+    def reduced(self, terms: Tensor) -> Tensor:
+        """The mean of the terms, their sum, or the terms themselves, as the loss was told."""
         if self.reduction == "none":
             return terms
         return terms.mean() if self.reduction == "mean" else terms.sum()

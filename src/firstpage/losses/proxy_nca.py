@@ -1,11 +1,12 @@
 """Proxy-NCA loss."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
-from firstpage.pairs import Pairs, check_range
+from firstpage.losses.base import Reduction, masked_logsumexp, masked_sum
+from firstpage.losses.proxies import ProxyLoss
+from firstpage.pairs import Pairs
 
 
 def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:
@@ -24,7 +25,7 @@ def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:
     return torch.where(learnable, masked_sum(squared, pairs.positive) + others, 0.0)
 
 
-class ProxyNCA(Loss):
+class ProxyNCA(ProxyLoss):
     """Proxy-NCA: each image near its class's learned proxy and far from all other proxies.
 
     From: Movshovitz-Attias et al., No Fuss Distance Metric Learning Using Proxies, ICCV 2017, Eq. 4. The
@@ -48,23 +49,11 @@ class ProxyNCA(Loss):
     """
 
     def __init__(self, classes: int, dim: int, scale: float = 3.0, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction)
-        if classes < 1 or dim < 1:
-            raise UserError(f"ProxyNCA(classes={classes}, dim={dim}): both must be at least 1")
+        super().__init__(classes, dim, reduction=reduction)
         if not scale > 0:
             raise UserError(f"ProxyNCA(scale={scale}): scale must be positive")
         self.scale = scale
-        self.proxies = nn.Parameter(torch.randn(classes, dim))
 
-    def terms(self, pairs: Pairs) -> Tensor:
+    def proxy_terms(self, pairs: Pairs) -> Tensor:
         """[Q]: each query's own proxy against all others."""
-        if self.proxies.shape[1] != pairs.queries.shape[1]:
-            raise UserError(
-                f"embeddings have {pairs.queries.shape[1]} dimensions: "
-                f"ProxyNCA(dim={self.proxies.shape[1]}) needs dim={pairs.queries.shape[1]}"
-            )
-        # On a GPU, where this does not look, a label without a proxy has the term 0.
-        check_range("labels", pairs.labels, len(self.proxies), f"ProxyNCA(classes={len(self.proxies)})")
-        classes = torch.arange(len(self.proxies), device=pairs.labels.device)
-        to_proxies = Pairs.of(pairs.queries, pairs.labels, self.proxies.to(pairs.queries.dtype), classes)
-        return proxy_nca(to_proxies, self.scale)
+        return proxy_nca(pairs, self.scale)

@@ -13,17 +13,25 @@ from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
 from firstpage.losses.base import Loss, Reduction
 from firstpage.losses.binomial_deviance import BinomialDeviance
+from firstpage.losses.circle import Circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive
 from firstpage.losses.histogram import Histogram
 from firstpage.losses.lifted_structure import LiftedStructure
 from firstpage.losses.margin import Margin
+from firstpage.losses.multi_similarity import MultiSimilarity
 from firstpage.losses.nca import NCA
 from firstpage.losses.npair import NPair
+from firstpage.losses.proxy_anchor import ProxyAnchor
 from firstpage.losses.proxy_nca import ProxyNCA
 from firstpage.losses.ranked_list import RankedList
+from firstpage.losses.recall_at_k import RecallAtK
+from firstpage.losses.roadmap import Roadmap
+from firstpage.losses.smooth_ap import SmoothAP
+from firstpage.losses.soft_triple import SoftTriple
 from firstpage.losses.spectral_clustering import SpectralClustering
 from firstpage.losses.structured_clustering import StructuredClustering
+from firstpage.losses.supervised_contrastive import SupervisedContrastive
 from firstpage.losses.topk_precision import TopKPrecision
 from firstpage.losses.triplet import Triplet
 
@@ -33,6 +41,36 @@ def _npair_angular(
 ) -> Combined:
     """N-pair plus `weight` times the angular loss; its authors take 2."""
     return Combined([NPair(l2), Angular(degrees)], [1.0, weight], reduction)
+
+
+def _first_page(
+    classes: int,
+    dim: int,
+    k: int = 1,
+    margin: float = 0.05,
+    weight: float = 10.0,
+    alpha: float = 32.0,
+    delta: float = 0.1,
+    reduction: Reduction = "mean",
+) -> Combined:
+    """`weight` times the top-k precision loss, anchored by Proxy-Anchor."""
+    parts = [TopKPrecision(k, margin), ProxyAnchor(classes, dim, alpha, delta)]
+    return Combined(parts, [weight, 1.0], reduction, names=["topk", "proxy-anchor"])
+
+
+def _sum(parts: list[dict[str, object]], reduction: Reduction = "mean") -> Combined:
+    """A weighted sum: each part is a table with the `name` of a loss, its `weight` (1) and its settings."""
+    losses, weights, called = [], [], []
+    for number, part in enumerate(parts):
+        settings = dict(part)
+        name, weight = settings.pop("name", None), settings.pop("weight", 1.0)
+        place = f"loss.parts[{number}]"
+        if not isinstance(name, str):
+            raise UserError(f"{place}: name its loss, such as {{name = 'topk', weight = 10.0, k = 1}}")
+        weights.append(convert(weight, float, f"{place}.weight"))
+        losses.append(create(name, **settings))
+        called.append(name if name not in called else f"{name} {number}")
+    return Combined(losses, weights, reduction, names=called)
 
 
 _ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
@@ -59,11 +97,20 @@ _ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "binomial": (BinomialDeviance, {}),
     "struct-clust": (StructuredClustering, {}),
     "spectral-clust": (SpectralClustering, {}),
+    "proxy-anchor": (ProxyAnchor, {}),
+    "multi-similarity": (MultiSimilarity, {}),
+    "soft-triple": (SoftTriple, {}),
+    "recall-at-k": (RecallAtK, {}),
+    "smooth-ap": (SmoothAP, {}),
+    "roadmap": (Roadmap, {}),
+    "circle": (Circle, {}),
+    "supcon": (SupervisedContrastive, {}),
+    "first-page": (_first_page, {}),
 }
 
 
 def names() -> list[str]:
-    """The names `create` knows: one for each row of the papers' tables.
+    """The names `create` knows: one for each row of the papers' tables, then the losses that came later.
 
     >>> names()[:4]
     ['topk', 'margin', 'triplet-uniform', 'triplet-hard']
@@ -74,6 +121,7 @@ def names() -> list[str]:
 def create(name: str, **overrides: object) -> Loss:
     """The loss of that name with the papers' settings, changed by `overrides`.
 
+    `sum` is a weighted sum of others: `parts` is a list of tables with a `name`, a `weight` and settings.
     A loss of your own is named by its module and class: `create("my_package.my_module:MyLoss", scale=2.0)`.
     It is a subclass of `Loss`, or any module that is called as `loss(embeddings, labels)`.
 
@@ -81,6 +129,8 @@ def create(name: str, **overrides: object) -> Loss:
     0.05
     >>> create("firstpage.losses.nca:NCA", temperature=0.05).temperature
     0.05
+    >>> create("sum", parts=[{"name": "topk", "weight": 10.0}, {"name": "supcon"}]).weights
+    [10.0, 1.0]
     >>> create("epsnh")
     Traceback (most recent call last):
     firstpage.errors.UserError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
@@ -122,6 +172,8 @@ def required_arguments(name: str) -> list[str]:
 
 def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, object]]:
     """What builds a loss, and the settings of its row."""
+    if name == "sum":
+        return _sum, {}
     if name in _ROWS:
         return _ROWS[name]
     if not isinstance(name, str) or ":" not in name:

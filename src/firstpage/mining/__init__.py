@@ -1,8 +1,8 @@
-"""Mining: who is looked at. A product of positive and negative strategies, and two of their own kind.
+"""Mining: who is looked at. A product of positive and negative strategies, and three of their own kind.
 
 `mine(pairs, positives, negatives)` chooses from {all, easy, hard, random} × {all, hard, semihard, uniform,
-distance_weighted}. `boundary` (Sampling Wisely) and `nontrivial` (Ranked List) choose both sides at once.
-Every loss with a `mining` argument takes any of them.
+distance_weighted}. `boundary` (Sampling Wisely), `nontrivial` (Ranked List) and `multi_similarity` (the
+loss of that name) choose both sides at once. Every loss with a `mining` argument takes any of them.
 
 >>> import torch
 >>> from firstpage import Pairs, mining
@@ -12,6 +12,7 @@ Every loss with a `mining` argument takes any of them.
 
 from firstpage.mining.boundary import boundary
 from firstpage.mining.mined import Mined, Strategy
+from firstpage.mining.multi_similarity import multi_similarity
 from firstpage.mining.negatives import NegativeStrategy, distance_weighted, for_pairs, log_density, semihard
 from firstpage.mining.nontrivial import nontrivial
 from firstpage.mining.positives import PositiveStrategy
@@ -27,6 +28,7 @@ __all__ = [
     "for_pairs",
     "log_density",
     "mine",
+    "multi_similarity",
     "nontrivial",
     "product",
     "semihard",

@@ -30,7 +30,8 @@ def compile_network(network: Network, device: torch.device, *, cuda_graphs: bool
         return torch.compile(network)
     # Not with `triton.cudagraph_skip_dynamic_graphs`: torch 2.11 then takes every kernel for a dynamic one
     # (pytorch issue 197139), and records nothing.
-    recorded = torch.compile(network, options={"triton.cudagraphs": True})
+    # Never with dynamic shapes: a second run in the process, at another size, would not be recorded either.
+    recorded = torch.compile(network, dynamic=False, options={"triton.cudagraphs": True})
 
     def call(images: Tensor) -> tuple[Tensor, ...]:
         # The outputs of the last call are no longer needed.

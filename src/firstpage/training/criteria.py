@@ -46,14 +46,30 @@ def make_criteria(
         )
     if arguments.get("reduction") == "none":
         raise UserError("loss.reduction='none': training needs one number: choose mean or sum")
-    required = losses.required_arguments(name)
-    for key, count in (("classes", classes), ("images", images), ("dim", model.level_dim)):
-        value = arguments.get(key)
-        if value is True or (value is None and key in required):
-            arguments[key] = count
-        elif key != "dim" and isinstance(value, int) and value < count:
-            raise UserError(f"loss.{key}={value}: the data has {count}: use loss.{key}=true to fit the data")
+    sizes = {"classes": classes, "images": images, "dim": model.level_dim}
+    parts = arguments.get("parts")
+    if name == "sum" and isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+        arguments["parts"] = [
+            part | _sizes(part.get("name"), part, sizes, f"loss.parts[{number}].")
+            for number, part in enumerate(parts)
+        ]
+    arguments |= _sizes(name, arguments, sizes, "loss.")
     return nn.ModuleList(losses.create(name, **arguments) for _ in model.heads)
+
+
+def _sizes(name: Any, given: Mapping[str, Any], sizes: Mapping[str, int], prefix: str) -> dict[str, int]:  # noqa: ANN401
+    """Return the sizes that a loss needs: arguments that are required, or set to true."""
+    required = losses.required_arguments(name)
+    found = {}
+    for key, count in sizes.items():
+        value = given.get(key)
+        if value is True or (value is None and key in required):
+            found[key] = count
+        elif key != "dim" and isinstance(value, int) and value < count:
+            raise UserError(
+                f"{prefix}{key}={value}: the data has {count}: use {prefix}{key}=true to fit the data"
+            )
+    return found
 
 
 def describe_loss(loss: nn.Module) -> dict[str, Any]:

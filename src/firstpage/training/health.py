@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firstpage.losses import Margin
+from firstpage.losses import Combined, Margin
 from firstpage.losses.base import Loss
-from firstpage.pairs import Pairs
+from firstpage.pairs import Pairs, full_precision
 
 BINS = 20  # of the histogram of β, over the distances 0 to 2 of the sphere
 
@@ -28,9 +28,10 @@ def step_health(loss: nn.Module, pairs: Pairs) -> dict[str, Tensor]:
     - `collapse`: mean squared cosine over the same pairs, the inverse of the number of dimensions in use. 1
       when all images lie in one point or on one line, 1/D when D dimensions are used alike.
     - `active_pairs`: the share of these pairs whose similarity the loss wants to change: ∂loss/∂s ≠ 0.
-      Missing for losses that do not use the similarity of pairs (Proxy-NCA, N-pair, spectral).
+      Missing for losses that do not use the similarity of pairs (those over proxies, N-pair, spectral).
     - `idle_anchors`: the share of queries that learn nothing: none of their pairs is active, and the loss
       does not move their embedding in another way. 1 is a batch from which nothing is learned.
+    - `loss/NAME`: each part of a sum of losses, before its weight.
     - `beta`, `beta_histogram`: the mean of the queries' learned boundaries β, and how many lie in each of 20
       equal bins over 0…2; only for the margin loss.
 
@@ -69,7 +70,16 @@ def step_health(loss: nn.Module, pairs: Pairs) -> dict[str, Tensor]:
             pairs.negative,
             pairs.image_ids,
         )
-        total = loss.of(probed).sum()
+        if isinstance(loss, Combined):
+            with full_precision(leaf):
+                terms = loss.part_terms(probed)
+                total = loss.reduced(loss.weighted(terms)).sum()
+            metrics |= {
+                f"loss/{name}": loss.reduced(part.detach()).sum()
+                for name, part in zip(loss.names, terms, strict=True)
+            }
+        else:
+            total = loss.of(probed).sum()
         direct, through = torch.autograd.grad(total, (queries, leaf), allow_unused=True)
     moved = torch.zeros(len(cosine), dtype=torch.bool, device=cosine.device)
     if through is not None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from firstpage.errors import UserError
-from firstpage.losses import Combined, NPair, ProxyNCA
+from firstpage.losses import Combined, NPair, ProxyLoss
 from firstpage.losses.base import Loss
 
 
@@ -127,20 +127,21 @@ class Memory(nn.Module):
 def check_memory(loss: nn.Module, size: int, images: int) -> None:
     """Raise an error if the loss would not use a memory, or if it would hold images twice.
 
-    Proxy-NCA compares with its proxies. N-pair takes one pair of each class, from the batch. Losses that are
-    not subclasses of `Loss` take no candidates.
+    Losses over proxies compare with those. N-pair takes one pair of each class, from the batch. Losses that
+    are not subclasses of `Loss` take no candidates.
 
     Args:
         loss: The loss.
         size: Number of embeddings in the memory.
         images: Number of training images.
 
+    >>> from firstpage.losses import ProxyNCA
     >>> check_memory(ProxyNCA(classes=3, dim=4), 1024, 60_000)
     Traceback (most recent call last):
     firstpage.errors.UserError: memory.size=1024: ProxyNCA does not use it: remove ...
     """
     parts = list(loss.parts) if isinstance(loss, Combined) else [loss]
-    if all(isinstance(part, NPair | ProxyNCA) or not isinstance(part, Loss) for part in parts):
+    if all(isinstance(part, NPair | ProxyLoss) or not isinstance(part, Loss) for part in parts):
         raise UserError(
             f"memory.size={size}: {type(parts[0]).__name__} does not use it: "
             "remove the memory, or use another loss"
