@@ -342,7 +342,7 @@ def test_a_folder_of_other_things_is_left_alone_before_anything_is_decoded(strip
 
 def test_a_fair_run_shows_its_test_though_the_figures_are_equal():
     figures = [{"P@1": 100.0}, {"P@1": 100.0}]
-    assert "test, trained        100.0" in Result(None, *figures, 3, figures[:1]).text()
+    assert "test, trained         100.0" in Result(None, *figures, 3, figures[:1]).text()
 
 
 def test_the_only_cpu_may_be_numbered(run, stripes):
@@ -386,10 +386,10 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
     cases = {
         "--set=model.backbone=resnet5": "did you mean",
         "--set=loss.name=topkk": "did you mean 'topk'",
-        "--set=batch.size=4096": "batch size 4096 with 4 images per class: the 16 classes give only 64 "
-        "images; use at most 64 (batch.size)",
+        "--set=batch.size=4096": "batch size 4096 with 4 images per class: the 12 classes give only 48 "
+        "images; use at most 48 (batch.size)",
         "--device=cuda": "torch sees no GPU",
-        "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 16",
+        "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 12",
         "--set=loss.name=margin --set=loss.classes=many": "classes='many': must be a whole number",
         "--set=model.weights=nowhere.safetensors": "nowhere.safetensors",
     }

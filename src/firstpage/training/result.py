@@ -94,7 +94,7 @@ class Result:
     @property
     def is_trained(self) -> bool:
         """Whether the model was trained at all: a baseline is not."""
-        return self.epoch > 0 or len(self.history) > 1
+        return self.epoch > 0 or self.seconds > 0
 
     def _places(self) -> list[str]:
         """Return where the model is, and the warnings."""
