@@ -93,7 +93,7 @@ def prepare(
     >>> catalog = Catalog("x", Path(), letters, np.arange(20) // 2, letters[:10], {})
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> prepare(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
-    array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7])
+    array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
     """
     if recipe.batch.size < world_size:
         raise UserError(f"batch.size={recipe.batch.size}: there are {world_size} ranks: give each an image")
