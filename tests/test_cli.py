@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import warnings
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from PIL import Image
 
 import firstpage
-from firstpage import cli
+from firstpage import cli, data, figures, losses, recipes
 from firstpage.errors import UserError
-from firstpage.models import Embedder
+from firstpage.models import Embedder, backbones
+from firstpage.recipes import Recipe
 
 
 def run(capsys, *arguments):
@@ -264,3 +266,79 @@ def test_messages_are_short_whatever_they_quote(capsys, tmp_path):
     code, out, err = run(capsys, "data", "check", str(tmp_path / "birds.csv"))
     assert (code, out) == (2, "")
     assert len(err) < 2100
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("losses", losses.names()),
+        ("backbones", backbones.names()),
+        ("figures", figures.names()),
+        ("recipes", recipes.names()),
+        ("data", data.kinds()),
+    ],
+    ids=["losses", "backbones", "figures", "recipes", "data"],
+)
+def test_list_has_a_sentence_for_every_name(capsys, what, names):
+    code, out, err = run(capsys, "list", what)
+    assert (code, err) == (0, "")
+    lines = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [name for name, _ in lines] == names
+    assert all(sentence.endswith(".") and len(sentence) > 15 for _, sentence in lines)
+    assert len({sentence for _, sentence in lines}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["train", "glyphs", "--set", "loss.name=tokp"], "firstpage list losses"),
+        (["train", "glyphs", "--set", "model.backbone=resnet52"], "firstpage list backbones"),
+        (["figures", "sphere"], "firstpage list figures"),
+        (["list", "loses"], "losses, backbones, figures, recipes, data"),
+    ],
+    ids=["loss", "backbone", "figure", "list"],
+)
+def test_errors_name_the_command_that_lists_the_names(capsys, tmp_path, arguments, command):
+    out = ["--out", str(tmp_path / "run")] if arguments[0] != "list" else []
+    code, _, err = run(capsys, *arguments, *out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert command in err
+    assert "names()" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("cub-topk", []),
+        ("glyphs", ["loss.name=triplet-hard"]),
+        (
+            None,
+            [
+                'model.options={strides = "v1", "odd key" = [1, {a = 2}]}',
+                "model.weights=we\\'ird",
+                "model.crop=64",
+            ],
+        ),
+        (None, ["loss.name=own.module:Loss", "loss.scale=[1, 2]"]),
+    ],
+    ids=["named", "triplet", "options", "own-loss"],
+)
+def test_recipe_explains_every_key_and_reads_back(capsys, name, changes):
+    arguments = [argument for change in changes for argument in ("--set", change)]
+    code, out, _ = run(capsys, "recipe", *([name] if name else []), *arguments)
+    recipe = recipes.find(name).changed(changes)
+    assert code == 0
+    assert Recipe.of(tomllib.loads(out)) == recipe
+    lines = out.splitlines()
+    for section in ("model", "batch", "memory", "augment", "optimizer", "schedule", "train"):
+        for key in vars(getattr(recipe, section)):
+            found = [
+                number for number, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{key} = ")
+            ]
+            assert found, f"{section}.{key}"
+            assert any(lines[number - 1].startswith("# ") for number in found), f"{section}.{key}"
+    # What is commented out may be used as it stands.
+    unset = [line for line in lines if line.startswith(("# weights = ", "# crop = "))]
+    if recipe.model.weights is None and name is None:
+        assert len(unset) == 2
+        assert tomllib.loads("\n".join(line[2:] for line in unset)) == {"weights": "imagenet", "crop": 224}

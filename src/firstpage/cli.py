@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +106,9 @@ def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/de
     _print(text)
 
 
+_LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
+    name: f"firstpage.{name}" for name in ("figures", "recipes", "data")
+}
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 
 
@@ -113,10 +117,22 @@ def _recipe(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
 ) -> None:
-    """Print a recipe with all its settings. Defaults to the recipe that train uses by default."""
-    from firstpage import recipes
+    """Print a recipe with all its settings, explained. Defaults to the recipe that train uses by default."""
+    from firstpage import losses, recipes
+    from firstpage.recipes.commented import comment_toml
 
-    _print(recipes.find(recipe).changed(changes or []).toml())
+    chosen = recipes.find(recipe).changed(changes or [])
+    _print(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
+
+
+@app.command("list")
+def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, recipes or data.")]) -> None:
+    """List what there is to choose from, with a sentence about each."""
+    if what not in _LISTS:
+        raise UserError(f"list {what!r}: choose one of {', '.join(_LISTS)}")
+    sentences = import_module(_LISTS[what]).describe()
+    width = max(map(len, sentences))
+    _print("\n".join(f"{name:{width}}  {sentence}" for name, sentence in sentences.items()))
 
 
 @app.command("train")
@@ -200,7 +216,9 @@ def _report(
 
 @app.command("figures")
 def _figures(
-    name: Annotated[str, typer.Argument(help="Such as training, roc or sphere-density; or list.")],
+    name: Annotated[
+        str, typer.Argument(help="Such as training, roc or sphere-density: see firstpage list figures.")
+    ],
     sources: Annotated[list[Path] | None, typer.Argument(help="Run folders, or .npz files of embed.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf file. Defaults to NAME.png.")] = None,
     data: Annotated[str | None, typer.Option(help="The dataset of the embeddings.")] = None,
@@ -210,11 +228,8 @@ def _figures(
     """Draw one of the papers' figures."""
     from firstpage import figures
 
-    if name == "list":
-        _print("\n".join(figures.names()))
-    else:
-        target = out or Path(f"{name}.png")
-        _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
+    target = out or Path(f"{name}.png")
+    _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
 @app.command("embed")

@@ -105,5 +105,3 @@ def test_figures_are_drawn_by_name(capsys, runs, tmp_path):
     )
     assert (code, out) == (0, f"wrote {tmp_path / 'training.svg'}\n")
     assert (tmp_path / "training.svg").read_text().count("<path") > 3
-    code, out, _ = run(capsys, "figures", "list")
-    assert "sphere-density" in out.splitlines()

@@ -23,7 +23,7 @@ from firstpage.losses.nca import NCA, nca
 from firstpage.losses.npair import NPair, npair
 from firstpage.losses.proxy_nca import ProxyNCA, proxy_nca
 from firstpage.losses.ranked_list import RankedList, ranked_list
-from firstpage.losses.registry import create, names, required_arguments
+from firstpage.losses.registry import create, describe, describe_settings, names, required_arguments
 from firstpage.losses.spectral_clustering import SpectralClustering, spectral_clustering
 from firstpage.losses.structured_clustering import StructuredClustering, structured_clustering
 from firstpage.losses.topk_precision import TopKPrecision, topk_precision
@@ -51,6 +51,8 @@ __all__ = [
     "binomial_deviance",
     "contrastive",
     "create",
+    "describe",
+    "describe_settings",
     "histogram",
     "lifted_structure",
     "margin",

@@ -9,7 +9,7 @@ from pathlib import Path
 from firstpage._spelling import suggest
 from firstpage.recipes.recipe import Recipe
 
-__all__ = ["Recipe", "find", "names"]
+__all__ = ["Recipe", "describe", "find", "names"]
 
 _HERE = Path(__file__).parent
 
@@ -21,6 +21,18 @@ def names() -> list[str]:
     True
     """
     return sorted(path.stem for path in _HERE.glob("*.toml"))
+
+
+def describe() -> dict[str, str]:
+    """Return a sentence about each of the recipes, the first comment of its file.
+
+    >>> describe()["cub-topk"]
+    'CUB-200-2011, ResNet-50, top-k precision loss: the first page of birds.'
+    """
+    files = {name: _HERE / f"{name}.toml" for name in names()}
+    return {
+        name: file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, file in files.items()
+    }
 
 
 def find(name: str | None) -> Recipe:
