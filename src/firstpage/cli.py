@@ -109,6 +109,7 @@ def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/de
 _LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
     name: f"firstpage.{name}" for name in ("figures", "recipes", "data")
 }
+_NO_DATA = "--data: name the data to train on: a folder with one folder of images per class, or a table"
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 
 
@@ -154,9 +155,7 @@ def _train(
     chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
-        raise UserError(
-            "--data: name the data to train on: a folder with one folder of images per class, or a table"
-        )
+        raise UserError(_NO_DATA)
     catalog = read(data or "glyphs")
     with _stoppable():
         if folds:
@@ -167,10 +166,34 @@ def _train(
         _print(text)
 
 
+@app.command("baseline")
+def _baseline(
+    recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The network: see firstpage list backbones.")] = None,
+    weights: Annotated[str | None, typer.Option(help="imagenet, or a file. Defaults to random ones.")] = None,
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/baseline"),
+    changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
+) -> None:
+    """Test an untrained network as a run is tested, and keep it, to compare runs with: does training help?"""
+    from firstpage import recipes
+    from firstpage.data import read
+    from firstpage.training import fit
+
+    if data is None:
+        raise UserError(_NO_DATA)
+    chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
+    _print(fit(chosen, read(data), out, device=device, cache=cache).text())
+
+
 @app.command("evaluate")
 def _evaluate(
     subject: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
-    data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of the run.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset, or a run folder for its test. Defaults to that of the run.")
+    ] = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of the run.")] = None,
     every_class: Annotated[bool, typer.Option("--classes", help="Print every class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -155,7 +155,7 @@ class Evaluation:
     def untrained(self) -> dict[str, float]:
         """Metrics of the untrained model in the same test, as training logged them; empty if it did not."""
         record = self.test.record
-        if record is None or not self.test.is_own_data:
+        if record is None or not self.test.is_own_data or not record.recipe.schedule.epochs:
             return {}
         if record.recipe.train.protocol == self.test.protocol == "fair":
             return record.result.get("untrained") or {}
