@@ -1,5 +1,6 @@
 """The command line, as a person meets it."""
 
+import csv
 import errno
 import json
 import os
@@ -9,11 +10,13 @@ import tomllib
 import warnings
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 import firstpage
 from firstpage import cli, data, figures, losses, recipes
+from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
 from firstpage.models import Embedder, backbones
 from firstpage.recipes import Recipe
@@ -291,14 +294,15 @@ def test_list_has_a_sentence_for_every_name(capsys, what, names):
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (["train", "glyphs", "--set", "loss.name=tokp"], "firstpage list losses"),
-        (["train", "glyphs", "--set", "model.backbone=resnet52"], "firstpage list backbones"),
+        (["train", "--data", "{birds}", "--set", "loss.name=tokp"], "firstpage list losses"),
+        (["train", "--data", "{birds}", "--set", "model.backbone=resnet52"], "firstpage list backbones"),
         (["figures", "sphere"], "firstpage list figures"),
         (["list", "loses"], "losses, backbones, figures, recipes, data"),
     ],
     ids=["loss", "backbone", "figure", "list"],
 )
-def test_errors_name_the_command_that_lists_the_names(capsys, tmp_path, arguments, command):
+def test_errors_name_the_command_that_lists_the_names(capsys, tmp_path, birds, arguments, command):
+    arguments = [argument.format(birds=birds) for argument in arguments]
     out = ["--out", str(tmp_path / "run")] if arguments[0] != "list" else []
     code, _, err = run(capsys, *arguments, *out)
     assert (code, err.count("\n")) == (2, 1)
@@ -342,3 +346,134 @@ def test_recipe_explains_every_key_and_reads_back(capsys, name, changes):
     if recipe.model.weights is None and name is None:
         assert len(unset) == 2
         assert tomllib.loads("\n".join(line[2:] for line in unset)) == {"weights": "imagenet", "crop": 224}
+
+
+def test_the_cache_is_shown_and_cleared_except_what_is_in_use(capsys, tmp_path, birds):
+    stores = [
+        firstpage.data.PixelStore.build(firstpage.read(birds), size=size, progress=False) for size in (8, 9)
+    ]
+    (tmp_path / "cache" / "embeddings").mkdir()
+    kept = tmp_path / "cache" / "embeddings" / "x.bin"
+    kept.write_bytes(bytes(5000))
+    old = 1_600_000_000
+    os.utime(kept, (old, old))
+    code, out, _ = run(capsys, "cache")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'cache'}: ")
+    assert lines[1].split()[:2] == ["pixels", "2"]
+    assert lines[2].startswith("embeddings    1  5 kB  the oldest of ")
+    used = stores.pop()
+    free = stores.pop().path
+    code, out, _ = run(capsys, "cache", "clear", "pixels")
+    assert code == 0
+    assert "1 in use is still there" in out
+    assert not free.exists()
+    assert used.path.exists()
+    assert kept.exists()
+    path = used.path
+    del used
+    code, out, _ = run(capsys, "cache", "clear")
+    assert (code, "in use" in out) == (0, False)
+    assert not path.exists()
+    assert not kept.exists()
+    assert run(capsys, "cache", "clear", "pixel")[0] == 2
+
+
+def test_a_store_that_is_being_built_is_not_cleared(capsys, tmp_path):
+    building = tmp_path / "cache" / "pixels" / "building-x"
+    building.mkdir(parents=True)
+    with exclusive(building):
+        _, out, _ = run(capsys, "cache", "clear")
+        assert building.exists()
+        assert "1 in use is still there" in out
+    run(capsys, "cache", "clear")
+    assert not building.exists()
+
+
+@pytest.fixture
+def model(tmp_path):
+    return str(Embedder.create(backbone="small", dim=4, stored=48).save(tmp_path / "model"))
+
+
+def test_embed_writes_what_the_name_says(capsys, tmp_path, birds, model):
+    tables = {}
+    for suffix in ("npz", "csv", "parquet"):
+        code, *_ = run(capsys, "embed", model, str(birds), str(tmp_path / f"m.{suffix}"), "--device", "cpu")
+        assert code == 0
+    with np.load(tmp_path / "m.npz") as file:
+        tables = {name: file[name] for name in file.files}
+    assert tables["splits"].tolist() == [""] * 16
+    with open(tmp_path / "m.csv", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["path", "label", "split", "0", "1", "2", "3"]
+    assert [row[0] for row in rows] == tables["paths"].tolist()
+    assert [row[1] for row in rows] == tables["classes"][tables["labels"]].tolist()
+    vectors = np.array([row[3:] for row in rows], np.float32)
+    assert (vectors == tables["embeddings"]).all()
+    table = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pydict()
+    assert np.array_equal(np.array(table["embedding"], np.float32), tables["embeddings"])
+    assert table["path"] == tables["paths"].tolist()
+
+
+def test_embed_keeps_splits(capsys, tmp_path, birds, model):
+    table = tmp_path / "birds" / "birds.csv"
+    table.write_text("path,label,split\nauk/1.png,auk,train\nwren/1.png,wren,test\nwren/2.png,wren,\n")
+    code, *_ = run(capsys, "embed", model, str(table), str(tmp_path / "m.npz"), "--device", "cpu")
+    assert code == 0
+    with np.load(tmp_path / "m.npz") as file:
+        assert file["splits"].tolist() == ["train", "test", ""]
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "message"),
+    [
+        ("embed", "m.txt", "m.txt: embeddings are written as .npz, .csv, .parquet"),
+        ("embed", "m", "m: embeddings are written as .npz, .csv, .parquet"),
+        ("embed", "file/m.npz", "is a file, not a folder"),
+        ("export", "m.txt", "m.txt: an ONNX file is named .onnx"),
+    ],
+    ids=["text", "none", "file", "onnx"],
+)
+def test_a_target_that_cannot_be_is_refused_before_any_work(
+    capsys, tmp_path, birds, model, monkeypatch, command, target, message
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Embedder, "embed", None)
+    monkeypatch.setattr("torch.onnx.export", None)
+    data = [str(birds)] if command == "embed" else []
+    code, _, err = run(capsys, command, model, *data, str(tmp_path / target))
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+    assert not (tmp_path / target).exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which not even root can write")
+def test_embed_refuses_a_folder_in_which_nothing_can_be_written(capsys, birds, model, monkeypatch):
+    monkeypatch.setattr(firstpage.data.PixelStore, "build", None)
+    code, _, err = run(capsys, "embed", model, str(birds), "/proc/m.npz")
+    assert code == 2
+    assert "/proc/m.npz: nothing can be written in /proc: choose another path" in err
+
+
+def test_embed_takes_images(capsys, tmp_path, birds, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "embed", model, "birds/auk/1.png", "--device", "cpu")
+    assert (code, out) == (0, "wrote 1 embeddings of 4 dimensions to embeddings.npz\n")
+    several = ["birds/wren/2.png", "birds/auk/1.png"]
+    code, out, _ = run(capsys, "embed", model, *several, "m.csv", "--device", "cpu")
+    assert code == 0
+    with np.load("embeddings.npz") as file:
+        assert file["paths"].tolist() == ["1.png"]
+        first = file["embeddings"][0]
+    rows = [line.split(",") for line in (tmp_path / "m.csv").read_text().splitlines()[1:]]
+    assert [row[0] for row in rows] == ["wren/2.png", "auk/1.png"]
+    np.testing.assert_allclose(np.array(rows[1][3:], float), first, rtol=1e-4)
+    code, _, err = run(capsys, "embed", model, "birds/auk/9.png", "m.npz")
+    assert (code, err) == (2, "firstpage: birds/auk/9.png: no such file\n")
+    code, _, err = run(capsys, "embed", model, "birds", "birds/auk/1.png", "m.npz")
+    assert "firstpage: birds: is not an image: give images only" in err
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    code, _, err = run(capsys, "embed", model, "bad.jpg", "--device", "cpu")
+    assert code == 2
+    assert "bad.jpg: " in err

@@ -190,6 +190,7 @@ OTHERS = {
     ("data/framing.py", "open"): "a worker of the store builder",
     ("data/glyphs.py", "save"): "into a folder that is renamed when it is complete",
     ("data/glyphs.py", "write_text"): "into a folder that is renamed when it is complete",
+    ("data/store.py", "memmap"): "for reading",
     ("data/store_builder.py", "open"): "pixels and a journal in a folder that is renamed when it is complete",
     ("data/store_builder.py", "write_bytes"): "a journal whose lines check themselves",
     ("data/stream.py", "touch"): "the time of a folder of pixels",
@@ -197,6 +198,7 @@ OTHERS = {
     ("data/worker.py", "fdopen"): "a pipe",
     ("data/workers.py", "dump"): "a pipe",
     ("durable.py", "open"): "itself",
+    ("runs/embedding_file.py", "write_table"): "into the file of durable.write",
     ("runs/folder.py", "open"): "a log that lines are added to",
     ("training/loop.py", "save"): "of Embedder and Checkpoints, which use it",
 }

@@ -50,3 +50,15 @@ def argument_descriptions(documented: object) -> dict[str, str]:
     section = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.getdoc(documented) or "", re.MULTILINE)
     lines = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in lines}
+
+
+def format_size(size: float) -> str:
+    """Return a number of bytes with the unit that suits it.
+
+    >>> [format_size(size) for size in (900, 51_200, 3_000_000, 2.6e9)]
+    ['900 bytes', '51 kB', '3.0 MB', '2.6 GB']
+    """
+    for unit, name, decimals in ((1e9, "GB", 1), (1e6, "MB", 1), (1e3, "kB", 0)):
+        if size >= unit:
+            return f"{size / unit:.{decimals}f} {name}"
+    return f"{size:.0f} bytes"

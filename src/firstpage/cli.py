@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 data = typer.Typer(no_args_is_help=True, help="Datasets: get one, check one.")
 app.add_typer(data, name="data")
+cache_app = typer.Typer(help="What is kept to save time: show it, clear it.")
+app.add_typer(cache_app, name="cache")
 
 
 def _print(text: str, *, err: bool = False) -> None:
@@ -82,6 +84,24 @@ def _check(
         figure.parent.mkdir(parents=True, exist_ok=True)
         report.figure(figure)
     raise typer.Exit(0 if report.ok else 1)
+
+
+@cache_app.callback(invoke_without_command=True)
+def _cache(context: typer.Context) -> None:
+    from firstpage.data.cache import describe_cache
+
+    if context.invoked_subcommand is None:
+        _print(describe_cache())
+
+
+@cache_app.command("clear")
+def _clear(
+    part: Annotated[str, typer.Argument(help="pixels, embeddings, glyphs, weights or all.")] = "all",
+) -> None:
+    """Remove what is kept, or a part of it, except what is in use."""
+    from firstpage.data.cache import clear_cache
+
+    _print(clear_cache(part))
 
 
 @contextmanager
@@ -258,15 +278,21 @@ def _figures(
 @app.command("embed")
 def _embed(
     model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
-    data: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
-    out: Annotated[Path, typer.Argument(help="The .npz file to write: embeddings, labels, paths.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Dataset (a folder, a table, or glyphs) or images; then the .npz, .csv or .parquet file to "
+            "write. Defaults to embeddings.npz."
+        ),
+    ],
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
 ) -> None:
-    """Embed the images of a dataset into a file. Without class folders all images have label 0."""
-    from firstpage.data import read
-    from firstpage.models.embed import embed_to_file
+    """Embed images into a file, with their labels and splits. Without class folders all have label 0."""
+    from firstpage.runs.embedding_file import embed_to_file, read_images, split_paths
 
-    _print(embed_to_file(model, read(data, unlabeled=True), out, device=device))
+    images, out = split_paths(paths)
+    durable.check(out)
+    _print(embed_to_file(model, read_images(images), out, device=device))
 
 
 @app.command("export")

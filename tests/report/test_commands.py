@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from firstpage import cli
 from firstpage.data import read
+from firstpage.models import Embedder
 from firstpage.training import fit
 from support.striped import small_recipe
 
@@ -176,3 +178,27 @@ def test_a_saved_model_is_compared_on_the_test_of_the_run(capsys, plain):
     assert outputs[0]["retrieval"] == outputs[1]["retrieval"]
     assert outputs[0]["classes"] == outputs[1]["classes"]
     assert len(outputs[2]["classes"]) == 12  # of unknown training: all of the data is its test
+
+
+def test_each_image_is_embedded_once(capsys, plain, tmp_path, monkeypatch):
+    """Evaluations, reports, figures and files of embeddings share what was embedded before."""
+    folder, data = plain
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    counts, embed = [], Embedder.embed
+    monkeypatch.setattr(
+        Embedder, "embed", lambda *given, **more: counts.append(len(more["rows"])) or embed(*given, **more)
+    )
+    out = tmp_path / "m.npz"
+    for arguments in (
+        ["evaluate", folder / "run", "--no-clustering", "--json"],
+        ["figures", "roc", folder / "run", "--out", tmp_path / "roc.svg"],
+        ["embed", folder / "run", data, out],
+        ["figures", "class-similarity", folder / "run", "--out", tmp_path / "class.svg"],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 0, err
+    assert len(counts) == 2
+    assert sum(counts) == 12 * 6
+    with np.load(out) as file:  # as the run was trained
+        assert {*file["splits"].tolist()} == {"train", "val", "test"}
+        assert (file["splits"] == "test").sum() == counts[0]

@@ -97,7 +97,7 @@ def test_a_report_opens_each_model_once_and_all_of_them_before_embedding(runs, t
     monkeypatch.setattr(
         Embedder, "embed", lambda *given, **more: loaded.append("embed") or embed(*given, **more)
     )
-    write_report([runs / "one", runs / "two"], tmp_path / "x.html", cache=runs / "cache", progress=False)
+    write_report([runs / "one", runs / "two"], tmp_path / "x.html", cache=tmp_path / "cache", progress=False)
     assert loaded == ["one", "two", "embed", "embed"]
 
 

@@ -16,6 +16,7 @@ from firstpage.data.store import PixelStore
 from firstpage.errors import UserError
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder
+from firstpage.models.embedding_cache import embed_cached
 from firstpage.recipes.settings import TrainSettings
 from firstpage.runs.record import Record
 from firstpage.runs.run_data import find_data, is_trained_on, restore_splits
@@ -111,7 +112,7 @@ class OpenRun:
         return unreadable_note(self.catalog, self.pixels.ok)
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
-        """Embed images in the precision of the training.
+        """Embed images in the precision of the training, except those that were embedded before.
 
         Args:
             rows: Rows of the dataset.
@@ -119,8 +120,8 @@ class OpenRun:
         Returns:
             Unit vectors [len(rows), D] on the device of the model.
         """
-        half = self.settings.half
-        vectors = self.model.embed(self.pixels, rows=rows, progress=self.progress, half=half)
+        half, progress = self.settings.half, self.progress
+        vectors = embed_cached(self.model, self.pixels, rows, cache=self.cache, half=half, progress=progress)
         return vectors.to(self.model.device)
 
 
