@@ -66,6 +66,8 @@ def exclusive(target: Path, message: str = "", *, wait: bool = True) -> Iterator
 def open_in_use(path: Path) -> BufferedReader:
     """Open a file for reading, and let other processes know that it is in use until it is closed.
 
+    A file that is mapped stays in use until it is no longer mapped.
+
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     with open_in_use(Path(file.name)):

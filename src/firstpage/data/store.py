@@ -75,8 +75,8 @@ class PixelStore:
             raise UserError(f"{error}; build it again with PixelStore.build") from None
         self.framing = Framing(**index.about["framing"])
         shape = (len(index.files), self.framing.size, self.framing.size, 3)
-        self._file = open_in_use(self.path / PIXELS)  # `firstpage cache clear` leaves it
-        self.pixels: np.ndarray = np.memmap(self._file, np.uint8, "r", shape=shape)
+        with open_in_use(self.path / PIXELS) as file:  # and so it is while it is mapped
+            self.pixels: np.ndarray = np.memmap(file, np.uint8, "r", shape=shape)
         self.unreadable = {int(row): reason for row, reason in index.about["unreadable"].items()}
         self.ok = np.ones(len(self.pixels), dtype=bool)
         self.ok[list(self.unreadable)] = False

@@ -98,6 +98,12 @@ class _Request:
             raise UserError(f"{self.name}: needs no dataset: omit {' and '.join(given)}")
 
 
+def _roc(request: _Request) -> Figure:
+    found = request.of_tests(evaluate)
+    areas = {name: each.auc for name, each in found.items()}
+    return plot_roc({name: each.roc_curve for name, each in found.items()}, areas, style=request.style)
+
+
 def _retrieved_lists(request: _Request) -> Image.Image:
     ((images, gallery),) = request.tests().values()
     count = len(images.labels)
@@ -157,12 +163,7 @@ _FIGURES: dict[str, tuple[str, Callable[[_Request], Figure | Image.Image]]] = {
             {name: each.pr_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
         ),
     ),
-    "roc": (
-        "ROC curves of runs or embeddings.",
-        lambda request: plot_roc(
-            {name: each.roc_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
-        ),
-    ),
+    "roc": ("ROC curves of runs or embeddings.", _roc),
     "retrieved-lists": (
         "First pages with green and red frames, of one run or file of embeddings.",
         _retrieved_lists,
