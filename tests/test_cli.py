@@ -1,20 +1,25 @@
 """The command line, as a person meets it."""
 
+import csv
 import errno
 import json
 import os
 import subprocess
 import sys
+import tomllib
 import warnings
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 import firstpage
-from firstpage import cli
+from firstpage import cli, data, figures, losses, recipes
+from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
-from firstpage.models import Embedder
+from firstpage.models import Embedder, backbones
+from firstpage.recipes import Recipe
 
 
 def run(capsys, *arguments):
@@ -264,3 +269,211 @@ def test_messages_are_short_whatever_they_quote(capsys, tmp_path):
     code, out, err = run(capsys, "data", "check", str(tmp_path / "birds.csv"))
     assert (code, out) == (2, "")
     assert len(err) < 2100
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("losses", losses.names()),
+        ("backbones", backbones.names()),
+        ("figures", figures.names()),
+        ("recipes", recipes.names()),
+        ("data", data.kinds()),
+    ],
+    ids=["losses", "backbones", "figures", "recipes", "data"],
+)
+def test_list_has_a_sentence_for_every_name(capsys, what, names):
+    code, out, err = run(capsys, "list", what)
+    assert (code, err) == (0, "")
+    lines = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [name for name, _ in lines] == names
+    assert all(sentence.endswith(".") and len(sentence) > 15 for _, sentence in lines)
+    assert len({sentence for _, sentence in lines}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["train", "--data", "{birds}", "--set", "loss.name=tokp"], "firstpage list losses"),
+        (["train", "--data", "{birds}", "--set", "model.backbone=resnet52"], "firstpage list backbones"),
+        (["figures", "sphere"], "firstpage list figures"),
+        (["list", "loses"], "losses, backbones, figures, recipes, data"),
+    ],
+    ids=["loss", "backbone", "figure", "list"],
+)
+def test_errors_name_the_command_that_lists_the_names(capsys, tmp_path, birds, arguments, command):
+    arguments = [argument.format(birds=birds) for argument in arguments]
+    out = ["--out", str(tmp_path / "run")] if arguments[0] != "list" else []
+    code, _, err = run(capsys, *arguments, *out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert command in err
+    assert "names()" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("cub-topk", []),
+        ("glyphs", ["loss.name=triplet-hard"]),
+        (
+            None,
+            [
+                'model.options={strides = "v1", "odd key" = [1, {a = 2}]}',
+                "model.weights=we\\'ird",
+                "model.crop=64",
+            ],
+        ),
+        (None, ["loss.name=own.module:Loss", "loss.scale=[1, 2]"]),
+    ],
+    ids=["named", "triplet", "options", "own-loss"],
+)
+def test_recipe_explains_every_key_and_reads_back(capsys, name, changes):
+    arguments = [argument for change in changes for argument in ("--set", change)]
+    code, out, _ = run(capsys, "recipe", *([name] if name else []), *arguments)
+    recipe = recipes.find(name).changed(changes)
+    assert code == 0
+    assert Recipe.of(tomllib.loads(out)) == recipe
+    lines = out.splitlines()
+    for section in ("model", "batch", "memory", "augment", "optimizer", "schedule", "train"):
+        for key in vars(getattr(recipe, section)):
+            found = [
+                number for number, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{key} = ")
+            ]
+            assert found, f"{section}.{key}"
+            assert any(lines[number - 1].startswith("# ") for number in found), f"{section}.{key}"
+    # What is commented out may be used as it stands.
+    unset = [line for line in lines if line.startswith(("# weights = ", "# crop = "))]
+    if recipe.model.weights is None and name is None:
+        assert len(unset) == 2
+        assert tomllib.loads("\n".join(line[2:] for line in unset)) == {"weights": "imagenet", "crop": 224}
+
+
+def test_the_cache_is_shown_and_cleared_except_what_is_in_use(capsys, tmp_path, birds):
+    stores = [
+        firstpage.data.PixelStore.build(firstpage.read(birds), size=size, progress=False) for size in (8, 9)
+    ]
+    (tmp_path / "cache" / "embeddings").mkdir()
+    kept = tmp_path / "cache" / "embeddings" / "x.bin"
+    kept.write_bytes(bytes(5000))
+    old = 1_600_000_000
+    os.utime(kept, (old, old))
+    code, out, _ = run(capsys, "cache")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'cache'}: ")
+    assert lines[1].split()[:2] == ["pixels", "2"]
+    assert lines[2].startswith("embeddings    1  5 kB  the oldest of ")
+    used = stores.pop()
+    free = stores.pop().path
+    code, out, _ = run(capsys, "cache", "clear", "pixels")
+    assert code == 0
+    assert "1 in use is still there" in out
+    assert not free.exists()
+    assert used.path.exists()
+    assert kept.exists()
+    path = used.path
+    del used
+    code, out, _ = run(capsys, "cache", "clear")
+    assert (code, "in use" in out) == (0, False)
+    assert not path.exists()
+    assert not kept.exists()
+    assert run(capsys, "cache", "clear", "pixel")[0] == 2
+
+
+def test_a_store_that_is_being_built_is_not_cleared(capsys, tmp_path):
+    building = tmp_path / "cache" / "pixels" / "building-x"
+    building.mkdir(parents=True)
+    with exclusive(building):
+        _, out, _ = run(capsys, "cache", "clear")
+        assert building.exists()
+        assert "1 in use is still there" in out
+    run(capsys, "cache", "clear")
+    assert not building.exists()
+
+
+@pytest.fixture
+def model(tmp_path):
+    return str(Embedder.create(backbone="small", dim=4, stored=48).save(tmp_path / "model"))
+
+
+def test_embed_writes_what_the_name_says(capsys, tmp_path, birds, model):
+    tables = {}
+    for suffix in ("npz", "csv", "parquet"):
+        code, *_ = run(capsys, "embed", model, str(birds), str(tmp_path / f"m.{suffix}"), "--device", "cpu")
+        assert code == 0
+    with np.load(tmp_path / "m.npz") as file:
+        tables = {name: file[name] for name in file.files}
+    assert tables["splits"].tolist() == [""] * 16
+    with open(tmp_path / "m.csv", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["path", "label", "split", "0", "1", "2", "3"]
+    assert [row[0] for row in rows] == tables["paths"].tolist()
+    assert [row[1] for row in rows] == tables["classes"][tables["labels"]].tolist()
+    vectors = np.array([row[3:] for row in rows], np.float32)
+    assert (vectors == tables["embeddings"]).all()
+    table = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pydict()
+    assert np.array_equal(np.array(table["embedding"], np.float32), tables["embeddings"])
+    assert table["path"] == tables["paths"].tolist()
+
+
+def test_embed_keeps_splits(capsys, tmp_path, birds, model):
+    table = tmp_path / "birds" / "birds.csv"
+    table.write_text("path,label,split\nauk/1.png,auk,train\nwren/1.png,wren,test\nwren/2.png,wren,\n")
+    code, *_ = run(capsys, "embed", model, str(table), str(tmp_path / "m.npz"), "--device", "cpu")
+    assert code == 0
+    with np.load(tmp_path / "m.npz") as file:
+        assert file["splits"].tolist() == ["train", "test", ""]
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "message"),
+    [
+        ("embed", "m.txt", "m.txt: embeddings are written as .npz, .csv, .parquet"),
+        ("embed", "m", "m: embeddings are written as .npz, .csv, .parquet"),
+        ("embed", "file/m.npz", "is a file, not a folder"),
+        ("export", "m.txt", "m.txt: an ONNX file is named .onnx"),
+    ],
+    ids=["text", "none", "file", "onnx"],
+)
+def test_a_target_that_cannot_be_is_refused_before_any_work(
+    capsys, tmp_path, birds, model, monkeypatch, command, target, message
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Embedder, "embed", None)
+    monkeypatch.setattr("torch.onnx.export", None)
+    data = [str(birds)] if command == "embed" else []
+    code, _, err = run(capsys, command, model, *data, str(tmp_path / target))
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+    assert not (tmp_path / target).exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which not even root can write")
+def test_embed_refuses_a_folder_in_which_nothing_can_be_written(capsys, birds, model, monkeypatch):
+    monkeypatch.setattr(firstpage.data.PixelStore, "build", None)
+    code, _, err = run(capsys, "embed", model, str(birds), "/proc/m.npz")
+    assert code == 2
+    assert "/proc/m.npz: nothing can be written in /proc: choose another path" in err
+
+
+def test_embed_takes_images(capsys, tmp_path, birds, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "embed", model, "birds/auk/1.png", "--device", "cpu")
+    assert (code, out) == (0, "wrote 1 embeddings of 4 dimensions to embeddings.npz\n")
+    several = ["birds/wren/2.png", "birds/auk/1.png"]
+    code, out, _ = run(capsys, "embed", model, *several, "m.csv", "--device", "cpu")
+    assert code == 0
+    with np.load("embeddings.npz") as file:
+        assert file["paths"].tolist() == ["1.png"]
+        first = file["embeddings"][0]
+    rows = [line.split(",") for line in (tmp_path / "m.csv").read_text().splitlines()[1:]]
+    assert [row[0] for row in rows] == ["wren/2.png", "auk/1.png"]
+    np.testing.assert_allclose(np.array(rows[1][3:], float), first, rtol=1e-4)
+    code, _, err = run(capsys, "embed", model, "birds/auk/9.png", "m.npz")
+    assert (code, err) == (2, "firstpage: birds/auk/9.png: no such file\n")
+    code, _, err = run(capsys, "embed", model, "birds", "birds/auk/1.png", "m.npz")
+    assert "firstpage: birds: is not an image: give images only" in err
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    code, _, err = run(capsys, "embed", model, "bad.jpg", "--device", "cpu")
+    assert code == 2
+    assert "bad.jpg: " in err

@@ -20,10 +20,10 @@ from attacks import ESCAPE, Fault, Place, mutate, restructure
 from firstpage.data import Catalog, PixelStore, read
 from firstpage.figures import read_embeddings
 from firstpage.models import Embedder
-from firstpage.models.embed import embed_to_file
 from firstpage.recipes import Recipe
 from firstpage.runs import open_run
 from firstpage.runs.checkpoint import read_state, write_state
+from firstpage.runs.embedding_file import embed_to_file
 from firstpage.runs.record import Record
 
 DEEP = "[" * 10**5

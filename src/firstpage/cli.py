@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ app = typer.Typer(
 )
 data = typer.Typer(no_args_is_help=True, help="Datasets: get one, check one.")
 app.add_typer(data, name="data")
+cache_app = typer.Typer(help="What is kept to save time: show it, clear it.")
+app.add_typer(cache_app, name="cache")
 
 
 def _print(text: str, *, err: bool = False) -> None:
@@ -83,6 +86,24 @@ def _check(
     raise typer.Exit(0 if report.ok else 1)
 
 
+@cache_app.callback(invoke_without_command=True)
+def _cache(context: typer.Context) -> None:
+    from firstpage.data.cache import describe_cache
+
+    if context.invoked_subcommand is None:
+        _print(describe_cache())
+
+
+@cache_app.command("clear")
+def _clear(
+    part: Annotated[str, typer.Argument(help="pixels, embeddings, glyphs, weights or all.")] = "all",
+) -> None:
+    """Remove what is kept, or a part of it, except what is in use."""
+    from firstpage.data.cache import clear_cache
+
+    _print(clear_cache(part))
+
+
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """Within this context, a run that was stopped by a signal ends with a message and its exit code."""
@@ -105,6 +126,10 @@ def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/de
     _print(text)
 
 
+_LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
+    name: f"firstpage.{name}" for name in ("figures", "recipes", "data")
+}
+_NO_DATA = "--data: name the data to train on: a folder with one folder of images per class, or a table"
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 
 
@@ -113,10 +138,22 @@ def _recipe(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
 ) -> None:
-    """Print a recipe with all its settings. Defaults to the recipe that train uses by default."""
-    from firstpage import recipes
+    """Print a recipe with all its settings, explained. Defaults to the recipe that train uses by default."""
+    from firstpage import losses, recipes
+    from firstpage.recipes.commented import comment_toml
 
-    _print(recipes.find(recipe).changed(changes or []).toml())
+    chosen = recipes.find(recipe).changed(changes or [])
+    _print(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
+
+
+@app.command("list")
+def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, recipes or data.")]) -> None:
+    """List what there is to choose from, with a sentence about each."""
+    if what not in _LISTS:
+        raise UserError(f"list {what!r}: choose one of {', '.join(_LISTS)}")
+    sentences = import_module(_LISTS[what]).describe()
+    width = max(map(len, sentences))
+    _print("\n".join(f"{name:{width}}  {sentence}" for name, sentence in sentences.items()))
 
 
 @app.command("train")
@@ -138,9 +175,7 @@ def _train(
     chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
-        raise UserError(
-            "--data: name the data to train on: a folder with one folder of images per class, or a table"
-        )
+        raise UserError(_NO_DATA)
     catalog = read(data or "glyphs")
     with _stoppable():
         if folds:
@@ -151,10 +186,34 @@ def _train(
         _print(text)
 
 
+@app.command("baseline")
+def _baseline(
+    recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The network: see firstpage list backbones.")] = None,
+    weights: Annotated[str | None, typer.Option(help="imagenet, or a file. Defaults to random ones.")] = None,
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/baseline"),
+    changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
+) -> None:
+    """Test an untrained network as a run is tested, and keep it, to compare runs with: does training help?"""
+    from firstpage import recipes
+    from firstpage.data import read
+    from firstpage.training import fit
+
+    if data is None:
+        raise UserError(_NO_DATA)
+    chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
+    _print(fit(chosen, read(data), out, device=device, cache=cache).text())
+
+
 @app.command("evaluate")
 def _evaluate(
     subject: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
-    data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of the run.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset, or a run folder for its test. Defaults to that of the run.")
+    ] = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of the run.")] = None,
     every_class: Annotated[bool, typer.Option("--classes", help="Print every class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -200,7 +259,9 @@ def _report(
 
 @app.command("figures")
 def _figures(
-    name: Annotated[str, typer.Argument(help="Such as training, roc or sphere-density; or list.")],
+    name: Annotated[
+        str, typer.Argument(help="Such as training, roc or sphere-density: see firstpage list figures.")
+    ],
     sources: Annotated[list[Path] | None, typer.Argument(help="Run folders, or .npz files of embed.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf file. Defaults to NAME.png.")] = None,
     data: Annotated[str | None, typer.Option(help="The dataset of the embeddings.")] = None,
@@ -210,25 +271,28 @@ def _figures(
     """Draw one of the papers' figures."""
     from firstpage import figures
 
-    if name == "list":
-        _print("\n".join(figures.names()))
-    else:
-        target = out or Path(f"{name}.png")
-        _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
+    target = out or Path(f"{name}.png")
+    _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
 @app.command("embed")
 def _embed(
     model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
-    data: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
-    out: Annotated[Path, typer.Argument(help="The .npz file to write: embeddings, labels, paths.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Dataset (a folder, a table, or glyphs) or images; then the .npz, .csv or .parquet file to "
+            "write. Defaults to embeddings.npz."
+        ),
+    ],
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
 ) -> None:
-    """Embed the images of a dataset into a file. Without class folders all images have label 0."""
-    from firstpage.data import read
-    from firstpage.models.embed import embed_to_file
+    """Embed images into a file, with their labels and splits. Without class folders all have label 0."""
+    from firstpage.runs.embedding_file import embed_to_file, read_images, split_paths
 
-    _print(embed_to_file(model, read(data, unlabeled=True), out, device=device))
+    images, out = split_paths(paths)
+    durable.check(out)
+    _print(embed_to_file(model, read_images(images), out, device=device))
 
 
 @app.command("export")

@@ -5,6 +5,7 @@ import os
 import platform
 import secrets
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +28,7 @@ def check(path: str | os.PathLike[str]) -> Path:
     """Refuse a path that no file can be written to, before minutes are spent on what shall be in it.
 
     Raises:
-        UserError: it is a folder, or one of its parents is a file.
+        UserError: It is a folder, one of its parents is a file, or its folder cannot be written.
 
     >>> check(".")
     Traceback (most recent call last):
@@ -39,9 +40,11 @@ def check(path: str | os.PathLike[str]) -> Path:
     there = next(parent for parent in target.absolute().parents if parent.exists())
     if not there.is_dir():
         raise UserError(f"{path}: {there} is a file, not a folder: choose another path")
-    if not os.access(there, os.W_OK):
-        raise UserError(f"{path}: nothing can be written in {there}: choose another path")
-    return target
+    try:  # what os.access says does not hold for root, and for some network file systems
+        with tempfile.TemporaryFile(dir=there):
+            return target
+    except OSError:
+        raise UserError(f"{path}: nothing can be written in {there}: choose another path") from None
 
 
 def open_regular(path: str | os.PathLike[str], most: int) -> BufferedReader:

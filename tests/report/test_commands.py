@@ -1,10 +1,16 @@
 """The commands evaluate, report and figures."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from firstpage import cli
+from firstpage.data import read
+from firstpage.models import Embedder
+from firstpage.training import fit
+from support.striped import small_recipe
 
 
 def run(capsys, *arguments):
@@ -105,5 +111,94 @@ def test_figures_are_drawn_by_name(capsys, runs, tmp_path):
     )
     assert (code, out) == (0, f"wrote {tmp_path / 'training.svg'}\n")
     assert (tmp_path / "training.svg").read_text().count("<path") > 3
-    code, out, _ = run(capsys, "figures", "list")
-    assert "sphere-density" in out.splitlines()
+
+
+@pytest.fixture(scope="module")
+def plain(stripes, tmp_path_factory):
+    """The folder of a run on data without splits, and the same data with a cache of its pixels."""
+    folder, data = tmp_path_factory.mktemp("plain"), stripes / "train"
+    fit(
+        small_recipe("schedule.epochs=1", "train.protocol=fair", "train.folds=3", "batch.size=12"),
+        read(data),
+        folder / "run",
+        cache=folder / "cache",
+        progress=False,
+    )
+    return folder, data
+
+
+def test_baseline_is_tested_on_the_classes_of_the_run(capsys, plain):
+    folder, data = plain
+    small = [f"--set={change}" for change in ("model.stored=36", "model.crop=32")]
+    arguments = [
+        "--data",
+        data,
+        "--backbone",
+        "small",
+        "--out",
+        folder / "baseline",
+        "--cache",
+        folder / "cache",
+    ]
+    code, out, err = run(capsys, "baseline", *arguments, *small)  # a batch of 128 would not fit the data
+    assert code == 0, err
+    assert "test, untrained" in out
+    assert "trained with" not in out
+    tests = []
+    for name in ("run", "baseline"):
+        code, out, _ = run(capsys, "evaluate", folder / name, "--cache", folder / "cache", "--json")
+        assert code == 0
+        tests.append(json.loads(out))
+    assert {row["class"] for row in tests[0]["classes"]} == {row["class"] for row in tests[1]["classes"]}
+    assert tests[0]["untrained"]
+    assert not tests[1]["untrained"]
+    arguments = ["--cache", folder / "cache", "--no-clustering", "--out", folder / "both.html"]
+    code, *_ = run(capsys, "report", folder / "run", folder / "baseline", *arguments)
+    assert code == 0
+    page = (folder / "both.html").read_text(encoding="utf-8")
+    assert "not comparable" not in page
+    assert page.count(", untrained</bdi>") == 0  # one column of it, that of the run
+    code, *_ = run(capsys, "report", folder / "baseline", *arguments)
+    assert "Not trained, as a baseline: small" in (folder / "both.html").read_text(encoding="utf-8")
+
+
+def test_a_saved_model_is_compared_on_the_test_of_the_run(capsys, plain):
+    folder, data = plain
+    cache = ["--cache", folder / "cache", "--no-clustering"]
+    model = shutil.copytree(folder / "run" / "best", folder / "model", dirs_exist_ok=True)
+    for order in ((folder / "run", model), (model, folder / "run")):
+        code, _, err = run(capsys, "report", *order, "--out", folder / "model.html", *cache)
+        assert code == 0, err
+        assert "not comparable" not in (folder / "model.html").read_text(encoding="utf-8")
+    outputs = []
+    for arguments in ([folder / "run"], [model, "--data", folder / "run"], [model, "--data", data]):
+        code, out, err = run(capsys, "evaluate", *arguments, "--json", *cache)
+        assert code == 0, err
+        outputs.append(json.loads(out))
+    assert outputs[0]["retrieval"] == outputs[1]["retrieval"]
+    assert outputs[0]["classes"] == outputs[1]["classes"]
+    assert len(outputs[2]["classes"]) == 12  # of unknown training: all of the data is its test
+
+
+def test_each_image_is_embedded_once(capsys, plain, tmp_path, monkeypatch):
+    """Evaluations, reports, figures and files of embeddings share what was embedded before."""
+    folder, data = plain
+    monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
+    counts, embed = [], Embedder.embed
+    monkeypatch.setattr(
+        Embedder, "embed", lambda *given, **more: counts.append(len(more["rows"])) or embed(*given, **more)
+    )
+    out = tmp_path / "m.npz"
+    for arguments in (
+        ["evaluate", folder / "run", "--no-clustering", "--json"],
+        ["figures", "roc", folder / "run", "--out", tmp_path / "roc.svg"],
+        ["embed", folder / "run", data, out],
+        ["figures", "class-similarity", folder / "run", "--out", tmp_path / "class.svg"],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 0, err
+    assert len(counts) == 2
+    assert sum(counts) == 12 * 6
+    with np.load(out) as file:  # as the run was trained
+        assert {*file["splits"].tolist()} == {"train", "val", "test"}
+        assert (file["splits"] == "test").sum() == counts[0]

@@ -10,13 +10,17 @@ import torch
 
 from firstpage import figures
 from firstpage.data import Catalog, PixelStore, VerificationPairs, read
+from firstpage.data.splits import QueryGallery
 from firstpage.figures import drawing
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
 from firstpage.report import embed_test, evaluate_test, render_page, write_report
+from firstpage.report.charts import render_health
+from firstpage.report.evaluation import EmbeddedTest
 from firstpage.report.facts import recipe_differences, run_facts
 from firstpage.runs import Record, open_run
-from firstpage.runs.folder import fingerprint
+from firstpage.runs.folder import RunFolder, fingerprint
+from firstpage.runs.run_data import find_data
 from firstpage.training import fit
 from support.striped import small_recipe
 
@@ -39,7 +43,9 @@ def test_a_run_finds_its_data_and_repeats_its_figures(runs):
 def roc_of_figure(sources, folder, monkeypatch, **settings):
     """The ROC curve that `figures.draw` plots."""
     drawn = {}
-    monkeypatch.setattr(drawing, "plot_roc", lambda curves, style: drawn.update(curves) or style.panels()[0])
+    monkeypatch.setattr(
+        drawing, "plot_roc", lambda curves, areas, style: drawn.update(curves) or style.panels()[0]
+    )
     figures.draw("roc", sources, folder / "roc.svg", **settings)
     return drawn
 
@@ -97,7 +103,7 @@ def test_a_report_opens_each_model_once_and_all_of_them_before_embedding(runs, t
     monkeypatch.setattr(
         Embedder, "embed", lambda *given, **more: loaded.append("embed") or embed(*given, **more)
     )
-    write_report([runs / "one", runs / "two"], tmp_path / "x.html", cache=runs / "cache", progress=False)
+    write_report([runs / "one", runs / "two"], tmp_path / "x.html", cache=tmp_path / "cache", progress=False)
     assert loaded == ["one", "two", "embed", "embed"]
 
 
@@ -266,6 +272,47 @@ def test_a_record_tells_its_series_and_facts(runs):
     assert found["Loss"] == "batch-all"
     assert found["Data"] == "stripes, 109 images"
     assert {"Seed", "torch", "Device", "Time in training", "Data fingerprint"} <= set(found)
+
+
+def test_a_table_is_called_by_its_name(tmp_path):
+    table = tmp_path / "birds.csv"
+    table.write_text("path,label\n1.jpg,auk\n2.jpg,auk\n3.jpg,wren\n4.jpg,wren\n")
+    with pytest.warns(UserWarning, match="missing"):
+        catalog = read(table)
+    test = EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), torch.eye(4))
+    assert evaluate_test(test, clustering=False).headline().startswith("toy on birds.csv: ")
+    RunFolder(tmp_path / "run").begin(Recipe(), catalog, "cpu")
+    record = Record.read(tmp_path / "run")
+    assert run_facts(record)["Data"] == "birds.csv, 4 images"
+    (tmp_path / "also.csv").write_bytes(table.read_bytes())
+    assert find_data(record).file == "birds.csv"
+
+
+def test_long_names_keep_the_end_in_which_they_differ(tmp_path):
+    classes = [f"Packages/Milk/A-very-long-name-of-a-brand-and-its-{kind}-milk" for kind in ("sour", "oat")]
+    catalog = Catalog("toy", tmp_path, list("abcd"), np.array([0, 0, 1, 1]), classes, {})
+    test = EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), torch.eye(4))
+    text = evaluate_test(test, clustering=False).text()
+    table, confused = text[text.index("worst classes") :].split("most confused")
+    for part in (table, confused):
+        assert "-sour-milk" in part
+        assert "-oat-milk" in part
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_recovery_is_no_warning(tmp_path):
+    log = [
+        {"step": 5, "warning": "step 5: collapsed"},
+        {"step": 9, "recovery": "step 9: no longer collapsed"},
+    ]
+    record = Record(tmp_path, Recipe(), {}, log)
+    catalog = Catalog("toy", tmp_path, list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
+    test = EmbeddedTest("toy", catalog, QueryGallery(np.arange(4)), torch.eye(4), record=record)
+    shown = render_health({"one": evaluate_test(test, clustering=False)})
+    assert shown == [
+        '<p class="warning"><bdi>one</bdi>: step 5: collapsed</p>',
+        '<p class="recovery"><bdi>one</bdi>: step 9: no longer collapsed</p>',
+    ]
 
 
 def test_warnings_of_a_run_are_among_its_facts(tmp_path):

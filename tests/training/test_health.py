@@ -415,6 +415,19 @@ def test_a_collapsed_run_says_so_once_and_what_to_try(tmp_path, monkeypatch):
     ]
 
 
+def test_a_recovery_is_logged_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor, "LOG_EVERY", 1)
+    update = health.CollapseDetector.update
+
+    def recover(self, step, metrics, last=False):
+        return update(self, step, metrics | {"collapse": 0.99 if step < 7 else 0.5}, last)
+
+    monkeypatch.setattr(health.CollapseDetector, "update", recover)
+    train(tmp_path)
+    told = [(line["step"], *line.keys() & {"warning", "recovery"}) for line in log(tmp_path)]
+    assert [line for line in told if len(line) > 1] == [(5, "warning"), (7, "recovery")]
+
+
 def test_only_looks_in_a_row_count():
     watch = health.CollapseDetector()
     said = [

@@ -18,12 +18,22 @@ from firstpage._lazy import lazy
 if TYPE_CHECKING:
     from firstpage.data.augment import Augment
     from firstpage.data.catalog import Catalog, VerificationPairs
-    from firstpage.data.readers import kinds, read
+    from firstpage.data.readers import describe, kinds, read
     from firstpage.data.sampler import GroupSampler
     from firstpage.data.store import PixelStore
     from firstpage.data.stream import Stream
 
-__all__ = ["Augment", "Catalog", "GroupSampler", "PixelStore", "Stream", "VerificationPairs", "kinds", "read"]
+__all__ = [
+    "Augment",
+    "Catalog",
+    "GroupSampler",
+    "PixelStore",
+    "Stream",
+    "VerificationPairs",
+    "describe",
+    "kinds",
+    "read",
+]
 
 __getattr__ = lazy(
     "firstpage.data",
@@ -34,6 +44,7 @@ __getattr__ = lazy(
         "PixelStore": "firstpage.data.store",
         "Stream": "firstpage.data.stream",
         "VerificationPairs": "firstpage.data.catalog",
+        "describe": "firstpage.data.readers",
         "kinds": "firstpage.data.readers",
         "read": "firstpage.data.readers",
     },

@@ -56,6 +56,7 @@ class Catalog:
         pairs: Verification pairs (LFW).
         unread: Number of image files of each unsupported format, by suffix.
         warnings: Warnings of the reader: missing files, counts that differ from the published ones.
+        file: Name of the table that the rows are from; empty if they are from folders.
         notes: How the reader understood the dataset, where that may surprise.
 
     Raises:
@@ -82,6 +83,7 @@ class Catalog:
     unread: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    file: str = ""
 
     def __post_init__(self) -> None:
         rows = len(self.paths)

@@ -12,6 +12,7 @@ from firstpage.data.cache import cache_folder
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import printable
 from firstpage.data.framing import Framing
+from firstpage.data.locking import open_in_use
 from firstpage.data.store_builder import PIXELS, Builder, damaged_rows, describe_damage, read_index
 from firstpage.errors import UserError
 
@@ -74,7 +75,8 @@ class PixelStore:
             raise UserError(f"{error}; build it again with PixelStore.build") from None
         self.framing = Framing(**index.about["framing"])
         shape = (len(index.files), self.framing.size, self.framing.size, 3)
-        self.pixels: np.ndarray = np.memmap(self.path / PIXELS, np.uint8, "r", shape=shape)
+        with open_in_use(self.path / PIXELS) as file:  # and so it is while it is mapped
+            self.pixels: np.ndarray = np.memmap(file, np.uint8, "r", shape=shape)
         self.unreadable = {int(row): reason for row, reason in index.about["unreadable"].items()}
         self.ok = np.ones(len(self.pixels), dtype=bool)
         self.ok[list(self.unreadable)] = False

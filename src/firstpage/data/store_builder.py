@@ -41,6 +41,7 @@ import numpy as np
 import PIL
 
 from firstpage import durable
+from firstpage._text import format_size
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import NO_MEMORY, Box, open_regular
 from firstpage.data.framing import FileRecord, Framing, decode_rows, file_state, fingerprint_files
@@ -110,7 +111,7 @@ class Builder:
             remedy = "choose another folder"
             if error.errno in durable.FULL:
                 size = len(self.catalog) * self._row_bytes
-                remedy = f"free {size / 1e9:.1f} GB or {remedy}"
+                remedy = f"free {format_size(size)} or {remedy}"
             text = f"cannot write a pixel store to {str(self.folder)!r}: {error.strerror}; {remedy}"
             raise OSError(error.errno, text) from error
 

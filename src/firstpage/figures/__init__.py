@@ -8,7 +8,7 @@ They do not use pyplot or matplotlib's settings, so they can run in threads and 
 >>> figure = figures.plot_sphere_density(dimensions=[4, 128], style=figures.make_style(dark=True))
 """
 
-from firstpage.figures.drawing import draw, names
+from firstpage.figures.drawing import describe, draw, names
 from firstpage.figures.embedding_map import map_positions, plot_embedding_map, spread_thumbnails
 from firstpage.figures.embeddings import EmbeddedImages, read_embeddings
 from firstpage.figures.gradient_variance import direction_variance, plot_gradient_variance
@@ -40,6 +40,7 @@ __all__ = [
     "EmbeddedImages",
     "Style",
     "by_group_size",
+    "describe",
     "direction_variance",
     "distance_density",
     "draw",

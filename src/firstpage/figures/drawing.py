@@ -98,6 +98,12 @@ class _Request:
             raise UserError(f"{self.name}: needs no dataset: omit {' and '.join(given)}")
 
 
+def _roc(request: _Request) -> Figure:
+    found = request.of_tests(evaluate)
+    areas = {name: each.auc for name, each in found.items()}
+    return plot_roc({name: each.roc_curve for name, each in found.items()}, areas, style=request.style)
+
+
 def _retrieved_lists(request: _Request) -> Image.Image:
     ((images, gallery),) = request.tests().values()
     count = len(images.labels)
@@ -135,38 +141,66 @@ def _theory(plot: Callable[..., Figure], request: _Request) -> Figure:
     return plot(style=request.style)
 
 
-_FIGURES: dict[str, Callable[[_Request], Figure | Image.Image]] = {
+# The sentence of each, and what draws it.
+_FIGURES: dict[str, tuple[str, Callable[[_Request], Figure | Image.Image]]] = {
     # from run folders
-    "training": lambda request: plot_training_curves(request.runs(), style=request.style),
-    "training-triplets": lambda request: plot_training_curves(
-        request.runs(), by="triplets", style=request.style
+    "training": (
+        "P@1 along training, by step, of run folders.",
+        lambda request: plot_training_curves(request.runs(), style=request.style),
     ),
-    "group-size": lambda request: plot_group_size(by_group_size(request.runs()), style=request.style),
-    # from files of embeddings
-    "precision-recall": lambda request: plot_precision_recall(
-        {name: each.pr_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
+    "training-triplets": (
+        "P@1 along training, by sampled triplets, of run folders.",
+        lambda request: plot_training_curves(request.runs(), by="triplets", style=request.style),
     ),
-    "roc": lambda request: plot_roc(
-        {name: each.roc_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
+    "group-size": (
+        "R@1 against images per class, of run folders.",
+        lambda request: plot_group_size(by_group_size(request.runs()), style=request.style),
     ),
-    "retrieved-lists": _retrieved_lists,
-    "embedding-map": _embedding_map,
-    "class-similarity": lambda request: plot_class_similarity(
-        {
-            name: same_class_similarity(images.embeddings, images.labels)
-            for name, images in request.splits("train").items()
-        },
-        style=request.style,
+    # from runs or files of embeddings
+    "precision-recall": (
+        "Precision-recall curves of runs or embeddings.",
+        lambda request: plot_precision_recall(
+            {name: each.pr_curve for name, each in request.of_tests(evaluate).items()}, style=request.style
+        ),
     ),
-    "train-similarity": _train_similarity,
-    "nearest-classes": lambda request: plot_nearest_classes(
-        request.of_tests(nearest_by_class), style=request.style
+    "roc": ("ROC curves of runs or embeddings.", _roc),
+    "retrieved-lists": (
+        "First pages with green and red frames, of one run or file of embeddings.",
+        _retrieved_lists,
+    ),
+    "embedding-map": ("t-SNE or PCA with thumbnails, of one run or file of embeddings.", _embedding_map),
+    "class-similarity": (
+        "Similarities within training classes, of runs or embeddings.",
+        lambda request: plot_class_similarity(
+            {
+                name: same_class_similarity(images.embeddings, images.labels)
+                for name, images in request.splits("train").items()
+            },
+            style=request.style,
+        ),
+    ),
+    "train-similarity": (
+        "Similarity of test images to the nearest training image, of runs or embeddings.",
+        _train_similarity,
+    ),
+    "nearest-classes": (
+        "Nearest same-class against nearest other-class image, of runs or embeddings.",
+        lambda request: plot_nearest_classes(request.of_tests(nearest_by_class), style=request.style),
     ),
     # from theory
-    "sphere-density": partial(_theory, plot_sphere_density),
-    "gradient-variance": partial(_theory, plot_gradient_variance),
-    "sampled-negatives": partial(_theory, plot_sampled_negatives),
-    "loss-shapes": partial(_theory, plot_loss_shapes),
+    "sphere-density": (
+        "Density of distances on the sphere, for several dimensions; takes nothing.",
+        partial(_theory, plot_sphere_density),
+    ),
+    "gradient-variance": (
+        "Variance of the gradient's direction against distance; takes nothing.",
+        partial(_theory, plot_gradient_variance),
+    ),
+    "sampled-negatives": (
+        "Distances of the negatives each strategy samples; takes nothing.",
+        partial(_theory, plot_sampled_negatives),
+    ),
+    "loss-shapes": ("Loss against pairwise distance; takes nothing.", partial(_theory, plot_loss_shapes)),
 }
 
 
@@ -177,6 +211,15 @@ def names() -> list[str]:
     ['training', 'training-triplets', 'group-size']
     """
     return list(_FIGURES)
+
+
+def describe() -> dict[str, str]:
+    """Return a sentence about each of the figures.
+
+    >>> describe()["roc"]
+    'ROC curves of runs or embeddings.'
+    """
+    return {name: sentence for name, (sentence, _) in _FIGURES.items()}
 
 
 def draw(
@@ -215,10 +258,12 @@ def draw(
     firstpage.errors.UserError: figure 'sphere-densty': no such name; did you mean ...
     """
     if name not in _FIGURES:
-        raise UserError(f"figure {name!r}: no such name; {suggest(name, _FIGURES)}figures.names() lists all")
+        raise UserError(
+            f"figure {name!r}: no such name; {suggest(name, _FIGURES)}firstpage list figures names all"
+        )
     suffixes = SUFFIXES[:1] if name == "retrieved-lists" else SUFFIXES
     if Path(out).suffix.lower() not in suffixes:  # before minutes of work
         raise UserError(f"{out}: {name} must be written as {', '.join(suffixes)}")
     durable.check(out)
     request = _Request(name, [os.fspath(source) for source in sources], data, split, make_style(dark))
-    return f"wrote {save(_FIGURES[name](request), out)}"
+    return f"wrote {save(_FIGURES[name][1](request), out)}"

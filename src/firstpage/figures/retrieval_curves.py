@@ -26,22 +26,26 @@ def plot_precision_recall(curves: Curves, *, style: Style | None = None) -> Figu
     return plot_curves(on_cpu, ("recall", "precision"), style, xlim=(0, 1), ylim=(0, 1.01))
 
 
-def plot_roc(curves: Curves, *, style: Style | None = None) -> Figure:
+def plot_roc(
+    curves: Curves, areas: Mapping[str, float] | None = None, *, style: Style | None = None
+) -> Figure:
     """Plot the ROC curve of each model, with its area in the legend.
 
     Args:
         curves: Model name → (false positive rate, true positive rate) in [0, 1], as in `Retrieval.roc_curve`.
+        areas: Model name → area in percent, as in `Retrieval.auc`. Defaults to that of the curve, which has
+            fewer points than there are images, so that it differs in the third digit.
         style: Colors. Defaults to those for light pages.
 
     >>> figure = plot_roc({"topk": (torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1.0]))})
     >>> figure.axes[0].lines[0].get_label()
-    'topk (area 1.000)'
+    'topk (AUC 100.00)'
     """
     style = style or make_style()
     titled = {}
     for name, (false, true) in curves.items():
-        area = float(torch.trapezoid(true.double(), false.double()))
-        titled[f"{name} (area {area:.3f})"] = false.cpu(), true.cpu()
+        area = 100 * float(torch.trapezoid(true.double(), false.double())) if areas is None else areas[name]
+        titled[f"{name} (AUC {area:.2f})"] = false.cpu(), true.cpu()
     labels = "false positive rate", "true positive rate"
     figure = plot_curves(titled, labels, style, legend="lower right", xlim=(0, 1), ylim=(0, 1.01))
     figure.axes[0].plot([0, 1], [0, 1], color=style.foreground, linewidth=0.6, linestyle=":")  # chance

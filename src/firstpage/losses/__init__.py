@@ -29,7 +29,7 @@ from firstpage.losses.proxy_anchor import ProxyAnchor, proxy_anchor
 from firstpage.losses.proxy_nca import ProxyNCA, proxy_nca
 from firstpage.losses.ranked_list import RankedList, ranked_list
 from firstpage.losses.recall_at_k import RecallAtK, recall_at_k, simix
-from firstpage.losses.registry import create, names, required_arguments
+from firstpage.losses.registry import create, describe, describe_settings, names, required_arguments
 from firstpage.losses.roadmap import Roadmap, roadmap
 from firstpage.losses.smooth_ap import SmoothAP, smooth_ap
 from firstpage.losses.soft_triple import SoftTriple, soft_triple
@@ -71,6 +71,8 @@ __all__ = [
     "circle",
     "contrastive",
     "create",
+    "describe",
+    "describe_settings",
     "histogram",
     "lifted_structure",
     "margin",

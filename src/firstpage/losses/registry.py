@@ -8,6 +8,7 @@ from torch import nn
 
 from firstpage._plugins import import_object
 from firstpage._spelling import suggest
+from firstpage._text import argument_descriptions, summary
 from firstpage._types import convert, hints_of
 from firstpage.errors import UserError
 from firstpage.losses.angular import Angular
@@ -118,6 +119,38 @@ def names() -> list[str]:
     return list(_ROWS)
 
 
+def describe() -> dict[str, str]:
+    """A sentence about each of the names.
+
+    >>> describe()["triplet-hard"]
+    "Triplet loss: a query's negative should be farther than its ... (positives hard, negatives hard)."
+    """
+    sentences = {}
+    for name, (build, settings) in _ROWS.items():
+        fixed = ", ".join(f"{key} {value}" for key, value in settings.items())
+        sentences[name] = summary(build).rstrip(".") + (f" ({fixed})." if fixed else ".")
+    return sentences
+
+
+def describe_settings(name: object) -> dict[str, tuple[str, object]]:
+    """What each setting of a loss means, and its value in the papers' tables; nothing for one of your own.
+
+    >>> describe_settings("topk")["k"]
+    ('the length of the first page.', 5)
+    """
+    if name not in _ROWS:
+        return {}
+    build, settings = _ROWS[str(name)]
+    known = inspect.signature(build).parameters
+    values = {key: parameter.default for key, parameter in known.items()} | settings
+    given = {"generator", "classes", "images", "dim"}  # by the training
+    return {
+        key: (text, None if values[key] is inspect.Parameter.empty else values[key])
+        for key, text in argument_descriptions(build).items()
+        if key in known and key not in given
+    }
+
+
 def create(name: str, **overrides: object) -> Loss:
     """The loss of that name with the papers' settings, changed by `overrides`.
 
@@ -133,7 +166,7 @@ def create(name: str, **overrides: object) -> Loss:
     [10.0, 1.0]
     >>> create("epsnh")
     Traceback (most recent call last):
-    firstpage.errors.UserError: loss 'epsnh': no such name; did you mean 'epshn'? losses.names() lists all
+    firstpage.errors.UserError: loss 'epsnh': no such name; did you mean 'epshn'? firstpage list losses ...
     >>> create("epshn", temperature="warm")
     Traceback (most recent call last):
     firstpage.errors.UserError: loss 'epshn': temperature='warm': must be a number
@@ -177,7 +210,7 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, object]]:
     if name in _ROWS:
         return _ROWS[name]
     if not isinstance(name, str) or ":" not in name:
-        raise UserError(f"loss {name!r}: no such name; {suggest(name, _ROWS)}losses.names() lists all")
+        raise UserError(f"loss {name!r}: no such name; {suggest(name, _ROWS)}firstpage list losses names all")
     kind = import_object(name, "loss.name")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise UserError(f"loss.name={name!r}: is not a class of losses: subclass firstpage.losses.Loss")

@@ -33,7 +33,8 @@ def export_onnx(model: Embedder, path: str | os.PathLike[str], *, tolerance: flo
         tolerance: Largest difference between an entry of torch's and of onnxruntime's vectors.
 
     Raises:
-        UserError: The exporter is not installed, or onnxruntime returns different vectors.
+        UserError: The file is not named .onnx, the exporter is missing, or onnxruntime returns different
+            vectors.
 
     >>> import tempfile
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
@@ -46,6 +47,8 @@ def export_onnx(model: Embedder, path: str | os.PathLike[str], *, tolerance: flo
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError("the export to ONNX needs onnx and onnxscript: pip install firstpage[onnx]") from None
+    if Path(path).suffix.lower() != ".onnx":
+        raise UserError(f"{path}: an ONNX file is named .onnx: choose such a name")
     target = durable.check(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).cpu().eval()  # where the vectors to compare with are exact

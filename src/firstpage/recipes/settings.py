@@ -17,7 +17,8 @@ class ModelSettings:
     """Settings of an `Embedder`, and the `[model]` table of a recipe.
 
     Args:
-        backbone: One of `backbones.names()`, `timm:NAME`, or `package.module:Class` for one of your own.
+        backbone: One that `firstpage list backbones` names, `timm:NAME`, or `package.module:Class` for one of
+            your own.
         options: Further arguments of that backbone, such as `{"strides": "v1"}` for a ResNet.
         weights: A file of pretrained weights, or `imagenet`. Defaults to random weights.
         pooling: `avg`, `max`, `avg+max`, `gem` or `cls`.
@@ -39,7 +40,7 @@ class ModelSettings:
 
     backbone: str = "resnet50"
     options: dict[str, object] = field(default_factory=dict)
-    weights: str | None = None
+    weights: str | None = field(default=None, metadata={"example": "imagenet"})
     pooling: str = "avg"
     layer_norm: bool = False
     head: str = "linear"
@@ -49,7 +50,7 @@ class ModelSettings:
     checkpointing: bool = False
     stored: int = 256
     resize: str = "squash"
-    crop: int | None = None
+    crop: int | None = field(default=None, metadata={"example": 224})
 
     def __post_init__(self) -> None:
         if self.head not in ("linear", "mlp", "none", "multilevel"):

@@ -51,7 +51,8 @@ def render_curves(runs: Mapping[str, Evaluation]) -> Html:
     """Show precision against recall, the ROC curve, and what every run logs: loss, metrics, learning rate."""
     retrievals = {name: run.retrieval for name, run in runs.items()}
     precision = plot_precision_recall({name: each.pr_curve for name, each in retrievals.items()}, style=STYLE)
-    roc = plot_roc({name: each.roc_curve for name, each in retrievals.items()}, style=STYLE)
+    areas = {name: each.auc for name, each in retrievals.items()}
+    roc = plot_roc({name: each.roc_curve for name, each in retrievals.items()}, areas, style=STYLE)
     series = _series_by_name(runs)
     charts = [
         render_chart(precision, "Precision against recall", "Precision against recall, mean of the queries"),
@@ -72,12 +73,13 @@ def render_curves(runs: Mapping[str, Evaluation]) -> Html:
 
 
 def render_health(runs: Mapping[str, Evaluation]) -> list[Html]:
-    """Show the warnings of the runs, and every logged series but loss, learning rate and metrics."""
+    """Show warnings and recoveries, and every logged series but loss, learning rate and metrics."""
     warnings_logged = [
-        tag("p", name_tag(name), f": {line['warning']}", class_="warning")
+        tag("p", name_tag(name), f": {line[kind]}", class_=kind)
         for name, run in runs.items()
         for line in (run.test.record.log if run.test.record else [])
-        if "warning" in line
+        for kind in ("warning", "recovery")
+        if kind in line
     ]
     charts = []
     for name, series in _series_by_name(runs).items():

@@ -16,6 +16,7 @@ from firstpage.data.splits import QueryGallery
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.recipes.settings import ModelSettings
 from firstpage.report.facts import dataset_name
+from firstpage.report.markup import shorten_name
 from firstpage.runs.opening import OpenRun
 from firstpage.runs.record import Record
 from firstpage.runs.run_data import is_same_data
@@ -60,7 +61,7 @@ class EmbeddedTest:
     @property
     def data(self) -> str:
         """The name of the dataset."""
-        return dataset_name(self.catalog.name, self.catalog.root.resolve())
+        return dataset_name(self.catalog.name, self.catalog.root.resolve(), self.catalog.file)
 
     @property
     def labels(self) -> Tensor:
@@ -155,7 +156,7 @@ class Evaluation:
     def untrained(self) -> dict[str, float]:
         """Metrics of the untrained model in the same test, as training logged them; empty if it did not."""
         record = self.test.record
-        if record is None or not self.test.is_own_data:
+        if record is None or not self.test.is_own_data or not record.recipe.schedule.epochs:
             return {}
         if record.recipe.train.protocol == self.test.protocol == "fair":
             return record.result.get("untrained") or {}
@@ -294,8 +295,7 @@ def format_interval(interval: Interval | None) -> str:
 
 def _shorten(name: str, width: int) -> str:
     """Shorten a name to keep its line within 80 columns; the JSON has the full name."""
-    name = printable(name)
-    return name if len(name) <= width else f"{name[: width - 1]}…"
+    return shorten_name(printable(name), width)
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:

@@ -23,6 +23,7 @@ def run_facts(record: Record) -> dict[str, str]:
     loss = str(settings.pop("name", "?"))
     if settings:
         loss += f" ({', '.join(f'{key} {_format_value(value)}' for key, value in settings.items())})"
+    dataset = dataset_name(data.get("name", ""), data.get("root", ""), data.get("file", ""))
     known = {
         "Loss": loss,
         **model_facts(recipe.model),
@@ -35,9 +36,7 @@ def run_facts(record: Record) -> dict[str, str]:
         "Warnings": "; ".join(result.get("warnings") or []) or None,
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,
-        "Data": f"{dataset_name(data['name'], data.get('root', ''))}, {data['images']:,} images"
-        if {"name", "images"} <= set(data)
-        else None,
+        "Data": f"{dataset}, {data['images']:,} images" if {"name", "images"} <= set(data) else None,
         "Data fingerprint": str(data["fingerprint"])[:16] if "fingerprint" in data else None,
         "Device": about.get("device"),
         "Time in training": _format_seconds(result.get("seconds")),
@@ -52,13 +51,15 @@ def run_facts(record: Record) -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def dataset_name(kind: str, root: str | Path) -> str:
-    """Return the name of a dataset: its kind, or the name of the folder if it is an image folder.
+def dataset_name(kind: str, root: str | Path, file: str = "") -> str:
+    """Return the name of a dataset: that of its table or of its folder of images, or else its kind.
 
     >>> dataset_name("cub", "/data/birds"), dataset_name("folder", "/data/birds")
     ('cub', 'birds')
+    >>> dataset_name("csv", "/data", "birds.csv")
+    'birds.csv'
     """
-    return (kind == "folder" and Path(root).name) or kind
+    return file or (kind == "folder" and Path(root).name) or kind
 
 
 def model_facts(model: ModelSettings) -> dict[str, str]:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from firstpage.report.evaluation import Evaluation
 from firstpage.report.images import Thumbnails
-from firstpage.report.markup import Html, name_tag, tag
+from firstpage.report.markup import Html, name_tag, shorten_name, tag
 from firstpage.report.tables import render_swatch
 
+SHORT, LONG = 24, 60  # characters of a class name below a result, and beside a query
 PER_GROUP = 4  # queries of the best, the median and the worst each
 PAIRS, EXAMPLES = 9, 3  # confused pairs of classes, and images of each class
 
@@ -80,7 +81,9 @@ def _render_query(
                     "li",
                     thumbnails.element(result, f"Result {rank}, {verdict}: {result_name}"),
                     tag("span", "✓" if verdict == "right" else "✗", class_="mark", aria_hidden="true"),
-                    None if verdict == "right" else name_tag(result_name, class_="name", title=result_name),
+                    None
+                    if verdict == "right"
+                    else name_tag(shorten_name(result_name, SHORT), class_="name", title=result_name),
                     class_=f"result is-{verdict}",
                 )
             )
@@ -90,7 +93,9 @@ def _render_query(
         lines.append(tag("div", title, tag("ol", *items, class_="results"), class_="query-results"))
     note = None if several else tag("div", score, class_="note")
     image = thumbnails.element(row, f"Query: {name}")
-    head = tag("div", image, tag("div", name_tag(name), note), class_="query-head")
+    head = tag(
+        "div", image, tag("div", name_tag(shorten_name(name, LONG), title=name), note), class_="query-head"
+    )
     return tag("div", head, tag("div", *lines), class_="query")
 
 

@@ -56,6 +56,17 @@ def join(parts: Iterable[object]) -> Html:
     return Html("".join(escape(part) for part in parts if part is not None))
 
 
+def shorten_name(name: str, width: int) -> str:
+    """Shorten a name to a number of characters: without its middle, since names mostly differ at the end.
+
+    >>> shorten_name("Fruit/Apple/Golden-Delicious", 16)
+    'Frui…n-Delicious'
+    """
+    if len(name) <= width:
+        return name
+    return f"{name[: width // 4]}…{name[len(name) - (width - width // 4 - 1) :]}"
+
+
 def name_tag(content: object, **attributes: object) -> Html:
     """Build an element of a name, with its own text direction and line breaks after `_` and `/`.
 

@@ -63,7 +63,7 @@ def write_report(
     Args:
         runs: Run folders, or folders of saved models.
         out: The file. Defaults to `report.html` in the folder of the first run.
-        data: A dataset. Defaults to each run's own.
+        data: A dataset. Defaults to each run's own. Saved models are tested as the first run is.
         protocol: `paper` or `fair`. Defaults to each run's own.
         clustering: Also cluster the test images, which is slow with thousands of classes.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
@@ -87,13 +87,27 @@ def write_report(
     if len({*names}) < len(names):
         raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
     target = durable.check(out if out is not None else Path(runs[0], "report.html"))
+    first = next((run for run in runs if _is_run(run)), None)
     opened = [  # all of them first, to fail before minutes of work
-        open_run(run, data, protocol=protocol, device=device, cache=cache, progress=progress) for run in runs
+        open_run(
+            run,
+            data,
+            protocol=protocol,
+            like=None if _is_run(run) else first,
+            device=device,
+            cache=cache,
+            progress=progress,
+        )
+        for run in runs
     ]
     tests = [embed_test(run) for run in opened]
     del opened  # the models take memory
     evaluations = [evaluate_test(test, clustering=clustering) for test in tests]
     return write_page(dict(zip(names, evaluations, strict=True)), target)
+
+
+def _is_run(folder: str | os.PathLike[str]) -> bool:
+    return Path(folder, "run.json").is_file()
 
 
 def write_page(runs: Mapping[str, Evaluation], path: str | os.PathLike[str]) -> Path:
@@ -194,6 +208,8 @@ def _describe_training(record: Record) -> str:
     epochs = f"{facts['Epochs']} epoch{'s' if facts['Epochs'] != '1' else ''}"
     last_step = int(max((line["step"] for line in record.log), default=0))
     status = "" if record.result else f" Not finished: the log ends at step {last_step:,}."
+    if not record.recipe.schedule.epochs:
+        return f"Not trained, as a baseline: {facts['Model']}.{status}"
     return f"Trained with {facts['Loss']}: {facts['Model']}; {epochs}{time}.{status}"
 
 

@@ -16,6 +16,7 @@ from firstpage.data.store import PixelStore
 from firstpage.errors import UserError
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder
+from firstpage.models.embedding_cache import embed_cached
 from firstpage.recipes.settings import TrainSettings
 from firstpage.runs.record import Record
 from firstpage.runs.run_data import find_data, is_trained_on, restore_splits
@@ -33,13 +34,14 @@ class OpenRun:
         catalog: The dataset.
         settings: Training settings, with the protocol of the test.
         record: Contents of the run folder; None for a saved model.
+        like: Contents of the run folder whose test is taken, instead of its own.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> catalog = Catalog("toy", Path(), ["a"], np.zeros(1, int), ["auk"], {})
     >>> OpenRun("toy", model, catalog).settings.protocol
-    'paper'
+    'fair'
     """
 
     name: str
@@ -47,6 +49,7 @@ class OpenRun:
     catalog: Catalog
     settings: TrainSettings = field(default_factory=TrainSettings)
     record: Record | None = None
+    like: Record | None = None
     cache: str | os.PathLike[str] | None = None
     progress: bool = True
 
@@ -68,7 +71,7 @@ class OpenRun:
         """
         catalog, readable = self.catalog, self.pixels.ok
         test: QueryGallery | None
-        if not catalog.splits and not is_trained_on(self.record, catalog):
+        if not catalog.splits and not self._is_trained_on:
             test = QueryGallery(np.flatnonzero(readable))
         elif self._is_all_test:
             test = query_gallery({name: rows[readable[rows]] for name, rows in catalog.splits.items()})
@@ -85,7 +88,7 @@ class OpenRun:
 
         They are the dataset's own if the run was not trained on it, or if the dataset is all test.
         """
-        if self._is_all_test or not is_trained_on(self.record, self.catalog):
+        if self._is_all_test or not self._is_trained_on:
             return self.catalog.splits
         split = split_catalog(self.catalog, self.pixels.ok, self.settings)
         splits = self.catalog.splits | {"train": split.train}
@@ -94,6 +97,10 @@ class OpenRun:
         if self.test.gallery is None:
             splits["test"] = self.test.queries
         return splits
+
+    @property
+    def _is_trained_on(self) -> bool:
+        return is_trained_on(self.like or self.record, self.catalog)
 
     @property
     def _is_all_test(self) -> bool:  # such as LFW
@@ -105,7 +112,7 @@ class OpenRun:
         return unreadable_note(self.catalog, self.pixels.ok)
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
-        """Embed images in the precision of the training.
+        """Embed images in the precision of the training, except those that were embedded before.
 
         Args:
             rows: Rows of the dataset.
@@ -113,8 +120,8 @@ class OpenRun:
         Returns:
             Unit vectors [len(rows), D] on the device of the model.
         """
-        half = self.settings.half
-        vectors = self.model.embed(self.pixels, rows=rows, progress=self.progress, half=half)
+        half, progress = self.settings.half, self.progress
+        vectors = embed_cached(self.model, self.pixels, rows, cache=self.cache, half=half, progress=progress)
         return vectors.to(self.model.device)
 
 
@@ -123,6 +130,7 @@ def open_run(
     data: str | os.PathLike[str] | Catalog | None = None,
     *,
     protocol: str | None = None,
+    like: str | os.PathLike[str] | None = None,
     device: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -132,8 +140,10 @@ def open_run(
     Args:
         folder: A run folder, whose best model is loaded, or the folder of a saved model.
         data: A dataset. Defaults to the run's own. If it has no splits, the test set is the classes held
-            out of training for a run that was trained on it, and all images otherwise.
-        protocol: `paper` or `fair`, as in training. Defaults to the run's own; `paper` for a saved model.
+            out of training for a run that was trained on it, and all images otherwise. A run folder stands
+            for the data and the test of that run, so that a saved model can be compared with it.
+        protocol: `paper` or `fair`, as in training. Defaults to the run's own; `fair` for a saved model.
+        like: Folder of a run with which it shall be compared: it is tested on the same images of the data.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
@@ -149,20 +159,28 @@ def open_run(
     source = Path(folder)
     record = Record.read(source) if (source / "run.json").is_file() else None
     model = Embedder.load(source, resolve_device(device))
+    if isinstance(data, str | os.PathLike) and Path(data, "run.json").is_file():
+        data, like = None, data
+    other = None if like is None else Record.read(like)
     settings = TrainSettings() if record is None else record.recipe.train
     if protocol == "fair" and record is not None and settings.protocol == "paper":
         raise UserError(
             f"protocol='fair': {folder} selected its best epoch on the test classes: "
             "omit it, or train with train.protocol=fair"
         )
+    if other is not None:  # its split, in the precision of this run
+        settings = replace(other.recipe.train, precision=(record or other).recipe.train.precision)
     settings = replace(settings, protocol=protocol or settings.protocol)
     if isinstance(data, Catalog):
         catalog = data
     elif data is not None:
         catalog = read(os.fspath(data))
-    elif record is not None:
-        catalog = find_data(record)
+    elif (trained := other or record) is not None:
+        catalog = find_data(trained)
     else:
-        raise UserError(f"{folder}: a saved model does not record its data: pass the dataset with --data")
-    catalog = restore_splits(record, catalog)
-    return OpenRun(source.resolve().name, model, catalog, settings, record, cache, progress)
+        raise UserError(
+            f"{folder}: a saved model does not record its data: pass the dataset with --data, or the folder "
+            "of a run to compare with"
+        )
+    catalog = restore_splits(other or record, catalog)
+    return OpenRun(source.resolve().name, model, catalog, settings, record, other, cache, progress)

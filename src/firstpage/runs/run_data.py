@@ -12,7 +12,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.record import Record
 
-# A run records the folder of a table, but not the name of its file.
+# Runs of before recorded the folder of a table, but not the name of its file.
 _TABLE_SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
 
 
@@ -33,6 +33,7 @@ def find_data(record: Record) -> Catalog:
     candidates: list[str | Path] = [root, root.parent]
     candidates += ["glyphs"] if name == "glyphs" else []
     if root.is_dir():
+        candidates += [root / about["file"]] if about.get("file") else []
         suffixes = _TABLE_SUFFIXES.get(name, ())
         candidates += sorted(path for suffix in suffixes for path in root.glob(f"*{suffix}"))
     for path in candidates:

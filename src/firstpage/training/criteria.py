@@ -39,7 +39,7 @@ def make_criteria(
     arguments = dict(settings)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
-        raise UserError("loss.name: say which, such as loss.name='topk'; losses.names() lists all")
+        raise UserError("loss.name: say which, such as loss.name='topk'; firstpage list losses names all")
     if GIVEN in arguments:
         raise UserError(
             f"loss.{GIVEN}={arguments[GIVEN]!r}: this run used a loss object: pass it again, as fit(loss=...)"

@@ -60,7 +60,8 @@ class Monitor:
             self._guard.check(metrics.pop("status"))
             self._run.log(step=step, epoch=epoch, lr=lr, **metrics)
             self._display.show_loss(metrics["loss"])
-            warning = self._detector.update(step, metrics, last=step == self._steps)
-            if warning:
-                self._run.log(step=step, warning=warning)
-                self._display.print(warning)
+            text = self._detector.update(step, metrics, last=step == self._steps)
+            if text:
+                kind = "warning" if self._detector.in_a_row else "recovery"
+                self._run.log(step=step, **{kind: text})
+                self._display.print(text)

@@ -1,7 +1,7 @@
 """The data split, sampler, losses and memories of a run, from a recipe validated against the data."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -129,7 +129,9 @@ def prepare(
         check_memory(part, recipe.memory.size, len(split.train))
         memory = Memory(recipe.memory.size, model.level_dim, recipe.memory.start)
         memories.append(memory.to(model.device))
-    return TrainSetup(split, labels, _make_sampler(recipe.batch, labels, seed), augment, criteria, memories)
+    # A run without epochs draws no batch, so that the data of a baseline need not fill one.
+    batch = recipe.batch if recipe.schedule.epochs else replace(recipe.batch, size=2, images_per_class=1)
+    return TrainSetup(split, labels, _make_sampler(batch, labels, seed), augment, criteria, memories)
 
 
 def _make_sampler(settings: BatchSettings, labels: NDArray[np.int64], seed: int) -> BatchSampler:

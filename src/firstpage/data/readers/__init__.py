@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from firstpage._text import summary
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.cars import read_cars
 from firstpage.data.readers.casia import read_casia
@@ -20,10 +21,11 @@ from firstpage.data.readers.survey import find_problems
 from firstpage.data.readers.table import read_csv, read_parquet
 from firstpage.errors import UserError
 
-__all__ = ["kinds", "read"]
+__all__ = ["describe", "kinds", "read"]
 
 
 def _read_glyphs(path: Path | None, **options: Any) -> Catalog:  # noqa: ANN401
+    """Read the glyphs: characters of many scripts, drawn by firstpage itself, with no download."""
     from firstpage.data.glyphs import INDEX, draw_glyphs, read_settings  # matplotlib takes a second to import
 
     if path is not None:
@@ -56,6 +58,15 @@ def kinds() -> list[str]:
     ['cub', 'cars', 'sop', 'inshop', 'hotels50k', 'casia', 'lfw', 'folder', 'csv', 'parquet', 'glyphs']
     """
     return list(_READERS)
+
+
+def describe() -> dict[str, str]:
+    """Return a sentence about each of the kinds.
+
+    >>> describe()["cub"]
+    'Read CUB-200-2011. The first 100 classes are for training, the others for testing.'
+    """
+    return {kind: summary(reader) for kind, reader in _READERS.items()}
 
 
 def read(

@@ -153,6 +153,7 @@ def _read_rows(
         boxes=np.array(boxes, np.float32).reshape(-1, 4) if boxes else None,
         groups=group_codes if groups else None,
         group_names=group_names,
+        file=file.name,
     )
 
 

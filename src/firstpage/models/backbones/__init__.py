@@ -12,11 +12,15 @@ torch.Size([1, 512, 2, 2])
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from firstpage._plugins import import_object
 from firstpage._spelling import suggest
+from firstpage._text import summary
 from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.errors import UserError
 from firstpage.models.backbones.base import Backbone
@@ -41,6 +45,7 @@ __all__ = [
     "Small",
     "VisionTransformer",
     "create",
+    "describe",
     "freeze_batch_norm",
     "names",
 ]
@@ -75,6 +80,23 @@ def names() -> list[str]:
     ['resnet18', 'resnet34', 'resnet50', 'resnet101']
     """
     return list(_NETWORKS)
+
+
+def describe() -> dict[str, str]:
+    """Return a sentence about each of the names.
+
+    >>> describe()["resnet50"]
+    'ResNet: 23.5 M parameters, 2048 features, images of 224 pixels.'
+    """
+    sentences = {}
+    for name in names():
+        with torch.device("meta"):
+            network = create(name)
+        millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
+        size = f"{network.widths[-1]} features, images of {network.input_size} pixels"
+        family = re.split(r"[;:]", summary(type(network)))[0]
+        sentences[name] = f"{family}: {millions:.1f} M parameters, {size}."
+    return sentences
 
 
 def create(
@@ -129,7 +151,7 @@ def _find(
     """The class of a backbone and the arguments to create it with, checked against its signature."""
     if ":" not in name and name not in _NETWORKS:
         raise UserError(
-            f"backbone {name!r}: no such name; {suggest(name, _NETWORKS)}backbones.names() lists all"
+            f"backbone {name!r}: no such name; {suggest(name, _NETWORKS)}firstpage list backbones names all"
         )
     build, fixed = (_import_class(name), {}) if ":" in name else _NETWORKS[name]
     signature = inspect.signature(build)
