@@ -8,6 +8,7 @@ from firstpage.training.display import format_seconds
 from firstpage.training.job import TrainJob
 
 BACKWARD = 2.0  # a backward pass costs about as much as two forward passes
+PROBE = 1.0  # seconds to measure for, at least three passes
 LONG = 600.0  # seconds on a CPU beyond which the line says what would be shorter
 
 
@@ -49,8 +50,8 @@ def _forward_seconds(job: TrainJob) -> float:
     training = model.training
     model.eval()
     try:
-        seconds = []
-        for _ in range(3):  # the first one warms up
+        seconds: list[float] = []
+        while len(seconds) < 3 or (sum(seconds) < PROBE and len(seconds) < 20):  # the first ones warm up
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=job.step.half):
                 model.raw(images)
