@@ -28,6 +28,13 @@ data = typer.Typer(no_args_is_help=True, help="Datasets: get one, check one.")
 app.add_typer(data, name="data")
 
 
+_CLASSES = (
+    "What makes a class in folders: leaf (innermost folder, the default), top, depth=N, or a PATTERN for "
+)
+_CLASSES += r"file names: '(\d+)_' finds 17633752 in 17633752_3.jpg."
+_Classes = Annotated[str | None, typer.Option("--classes", metavar="RULE", help=_CLASSES)]
+
+
 def _print(text: str, *, err: bool = False) -> None:
     """Print a text: here, and only here, what files and folders are called meets the terminal."""
     typer.echo(escape(text), err=err)
@@ -63,6 +70,7 @@ def _get(
 @data.command("check")
 def _check(
     path: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
+    classes: _Classes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram to this file.")] = None,
 ) -> None:
@@ -74,7 +82,7 @@ def _check(
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has them
-        catalog = read(path)
+        catalog = read(path, classes=classes)
     report = check_dataset(catalog)
     _print(report.json() if as_json else report.text())
     if figure is not None:
@@ -124,6 +132,7 @@ def _train(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
     data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Defaults to runs/<recipe>.")] = None,
+    classes: _Classes = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
@@ -141,7 +150,7 @@ def _train(
         raise UserError(
             "--data: name the data to train on: a folder with one folder of images per class, or a table"
         )
-    catalog = read(data or "glyphs")
+    catalog = read(data or "glyphs", classes=classes)
     with _stoppable():
         if folds:
             text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
@@ -156,7 +165,8 @@ def _evaluate(
     subject: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
     data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of the run.")] = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of the run.")] = None,
-    every_class: Annotated[bool, typer.Option("--classes", help="Print every class.")] = False,
+    classes: _Classes = None,
+    every_class: Annotated[bool, typer.Option("--every-class", help="Print every class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write into this file instead of printing.")] = None,
@@ -169,7 +179,7 @@ def _evaluate(
 
     if out is not None:
         durable.check(out)
-    opened = open_run(subject, data, protocol=protocol, device=device, cache=cache)
+    opened = open_run(subject, data, classes=classes, protocol=protocol, device=device, cache=cache)
     evaluation = evaluate_test(embed_test(opened), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
@@ -184,6 +194,7 @@ def _report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or saved embedders.")],
     out: Annotated[Path | None, typer.Option(help="HTML file. Defaults to report.html in a run.")] = None,
     data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of each run.")] = None,
+    classes: _Classes = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
@@ -193,7 +204,14 @@ def _report(
     from firstpage.report import write_report
 
     path = write_report(
-        runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache
+        runs,
+        out,
+        data=data,
+        classes=classes,
+        protocol=protocol,
+        clustering=clustering,
+        device=device,
+        cache=cache,
     )
     _print(f"wrote {path}")
 
@@ -222,13 +240,14 @@ def _embed(
     model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
     data: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
     out: Annotated[Path, typer.Argument(help="The .npz file to write: embeddings, labels, paths.")],
+    classes: _Classes = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
 ) -> None:
     """Embed the images of a dataset into a file. Without class folders all images have label 0."""
     from firstpage.data import read
     from firstpage.models.embed import embed_to_file
 
-    _print(embed_to_file(model, read(data, unlabeled=True), out, device=device))
+    _print(embed_to_file(model, read(data, classes=classes, unlabeled=True), out, device=device))
 
 
 @app.command("export")

@@ -445,12 +445,123 @@ def test_lfw_pairs_that_cannot_be_read(tmp_path, text, message):
 
 
 def test_folder_of_classes(tmp_path):
-    names = ["auk/1.JPG", "auk/nest/2.png", "zaunkönig 鳥/a b.webp", "zaunkönig 鳥/new\nline.jpg"]
+    names = ["auk/1.JPG", "auk/2.png", "zaunkönig 鳥/a b.webp", "zaunkönig 鳥/new\nline.jpg"]
     images(tmp_path, *names, "auk/notes.txt", "auk/.hidden.jpg", ".cache/1.jpg")
     catalog = read(tmp_path)
     assert (catalog.name, catalog.paths, catalog.classes) == ("folder", names, ["auk", "zaunkönig 鳥"])
-    assert catalog.splits == {}
+    assert (catalog.splits, catalog.groups, catalog.notes) == ({}, None, [])
     assert catalog.labels.dtype == np.int64
+
+
+GROCERIES = ("Fruit/Apple/Golden-Delicious", "Fruit/Apple/Pink-Lady", "Fruit/Lemon", "Packages/Milk/Whole")
+
+
+@pytest.mark.parametrize("splits", [("train", "validation"), ("Training", "val"), ("train", "TEST"), ("",)])
+def test_nested_class_folders_are_classes_by_their_innermost_folder(tmp_path, splits):
+    images(tmp_path, *(f"{split}/{name}/1.jpg".lstrip("/") for split in splits for name in GROCERIES))
+    catalog = read(tmp_path)
+    assert catalog.classes == list(GROCERIES)
+    assert catalog.group_names == ["Fruit", "Packages"]
+    assert catalog.groups.tolist() == [0, 0, 0, 1] * len(splits)
+    assert catalog.labels.tolist() == [0, 1, 2, 3] * len(splits)
+    expected = {"validation": "val", "training": "train"}
+    assert list(catalog.splits) == [expected.get(name.lower(), name.lower()) for name in splits if name]
+    assert catalog.notes == [
+        "4 classes in 2 groups; classes are the folders that hold images, such as 'Packages/Milk/Whole' "
+        "(not all are equally deep): --classes top to change"
+    ]
+
+
+def test_characters_in_alphabets(tmp_path):
+    names = [f"{name}/character{number:02}/1.png" for name in ("Greek", "Latin") for number in (1, 2, 3)]
+    catalog = read(images(tmp_path, *names))
+    assert (len(catalog.classes), catalog.group_names) == (6, ["Greek", "Latin"])
+    assert catalog.notes == [
+        "6 classes in 2 groups; classes are the innermost folders, such as 'Latin/character03': "
+        "--classes top|depth=N|PATTERN to change"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "classes", "groups"),
+    [
+        ("leaf", ["mug", "mug/views", "pot/views"], ["mug", "pot"]),
+        ("top", ["mug", "pot"], []),
+        ("depth=1", ["mug", "pot"], ["mug", "pot"]),
+        ("depth=2", ["mug", "mug/views", "pot/views"], ["mug", "pot"]),
+        (r"(\d)_", ["1", "2"], ["mug", "pot"]),
+    ],
+)
+def test_what_makes_a_class_can_be_said(tmp_path, rule, classes, groups):
+    images(tmp_path, "mug/1_a.jpg", "mug/views/2_b.jpg", "pot/views/1_c.jpg")
+    catalog = read(tmp_path, classes=rule)
+    assert (catalog.classes, catalog.group_names, catalog.class_rule) == (classes, groups, rule)
+    assert len(catalog.notes) == 1
+    assert catalog.notes[0].startswith(f"{len(classes)} classes")
+
+
+def test_classes_by_file_name(tmp_path):
+    images(tmp_path, "17_1.jpg", "17_2.jpg", "9_1.jpg", "cover.jpg")
+    with pytest.raises(
+        FileNotFoundError, match=r"4 images are outside class folders; .* --classes '\(\\w\+\)_'"
+    ):
+        read(tmp_path)
+    catalog = quietly(tmp_path, classes=r"(\d+)_")
+    assert (catalog.classes, catalog.labels.tolist(), catalog.groups) == (["17", "9"], [0, 0, 1], None)
+    assert catalog.warnings == [r"folder: 1 images do not fit '(\\d+)_', such as 'cover.jpg'"]
+
+
+@pytest.mark.parametrize("rule", ["depth=0", "depth=x", "leaves", "(", "(a)(b)"])
+def test_rules_that_are_none(tmp_path, rule):
+    with pytest.raises(UserError, match=r"^classes='"):
+        read(images(tmp_path, "a/1.jpg"), classes=rule)
+
+
+def test_only_folders_take_a_rule(tmp_path):
+    table = write(tmp_path, {"a.csv": "path,label\n1.jpg,auk\n"}) / "a.csv"
+    for data in (table, "glyphs"):
+        with pytest.raises(UserError, match="has classes of its own"):
+            read(data, classes="top")
+
+
+def test_an_empty_folder_at_any_depth_is_a_class_without_images(tmp_path):
+    images(tmp_path, "Fruit/Apple/1.jpg", "Fruit/Kiwi/notes.txt", "Dairy/Milk/1.heic")
+    (tmp_path / "Herbs").mkdir()
+    catalog = quietly(tmp_path)
+    assert catalog.classes == ["Dairy/Milk", "Fruit/Apple", "Fruit/Kiwi", "Herbs"]
+    assert catalog.notes[0].startswith("1 class in 1 group;")
+    assert "folder: 3 of 4 classes have no image, the first is 'Dairy/Milk'" in catalog.warnings
+
+
+@pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        (
+            ["train/1.jpg", "bus/1.jpg"],
+            ["'train' is no split: two or more folders with such names are splits"],
+        ),
+        (
+            ["auk/train/1.jpg", "auk/test/2.jpg"],
+            ["'auk/test' is no split: splits are the out", "'auk/train'"],
+        ),
+        (
+            ["all/train/auk/1.jpg", "all/test/auk/2.jpg"],
+            ["'all/test' is no split: splits are", "'all/train'"],
+        ),
+        (
+            ["train_set/a/1.jpg", "TestImages/a/1.jpg"],
+            ["'TestImages' is no split: splits are named", "'train_"],
+        ),
+        (["train station/1.jpg", "contest/1.jpg"], []),
+        (
+            ["train/query/1.jpg", "test/auk/1.jpg"],
+            ["'train/query' is no split: splits are the outermost folders"],
+        ),
+    ],
+)
+def test_folders_that_look_like_splits_and_are_none_are_told(tmp_path, names, notes):
+    told = [note for note in read(images(tmp_path, *names)).notes if "is no split" in note]
+    assert [note[: len(start)] for note, start in zip(told, notes, strict=True)] == notes
 
 
 @pytest.mark.parametrize("splits", [("train", "test"), ("train", "query", "gallery"), ("train",)])
@@ -496,7 +607,7 @@ def test_kinds_that_are_not_read_are_told(tmp_path):
     assert catalog.warnings == [
         "folder: 2 .heic files are not supported; convert them to JPEG or PNG",
         "folder: 1 .svg files are not supported; convert them to JPEG or PNG",
-        "folder: 1 of 2 classes have no image, the first is 'wren'",
+        "folder: 2 of 4 classes have no image, the first is 'wren'",
     ]
 
 

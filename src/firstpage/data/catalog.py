@@ -57,6 +57,7 @@ class Catalog:
         unread: Number of image files of each unsupported format, by suffix.
         warnings: Warnings of the reader: missing files, counts that differ from the published ones.
         notes: How the reader understood the dataset, where that may surprise.
+        class_rule: What made a class, if folders did: the `classes` of `read`.
 
     Raises:
         UserError: The arrays do not fit each other.
@@ -82,6 +83,7 @@ class Catalog:
     unread: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    class_rule: str = ""
 
     def __post_init__(self) -> None:
         rows = len(self.paths)

@@ -77,7 +77,23 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
         unread=catalog.unread,
         refusal=_training_error(catalog, np.array([not file.reason for file in files], np.bool_)),
         warnings=[warning for warning in catalog.warnings if warning not in reported],
+        notes=catalog.notes + _shared_classes(catalog),
     )
+
+
+def _shared_classes(catalog: Catalog) -> list[str]:
+    """Return a line about the classes that are trained on and tested, which tests no new classes."""
+    labels, splits = catalog.labels, catalog.splits
+    tested = [splits[name] for name in ("test", "query") if name in splits]
+    if "train" not in splits or not tested:
+        return []
+    classes = np.unique(labels[np.concatenate(tested)])
+    shared = int(np.isin(classes, labels[splits["train"]]).sum())
+    if not shared:
+        return []
+    return [
+        f"{shared:,} of {len(classes):,} test classes are in training, too: the test is not one of new classes"
+    ]
 
 
 def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:

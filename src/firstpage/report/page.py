@@ -52,6 +52,7 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     *,
     data: str | os.PathLike[str] | None = None,
+    classes: str | None = None,
     protocol: str | None = None,
     clustering: bool = True,
     device: str | None = None,
@@ -64,6 +65,7 @@ def write_report(
         runs: Run folders, or folders of saved models.
         out: The file. Defaults to `report.html` in the folder of the first run.
         data: A dataset. Defaults to each run's own.
+        classes: What makes a class in folders of images; see `firstpage.data.read`.
         protocol: `paper` or `fair`. Defaults to each run's own.
         clustering: Also cluster the test images, which is slow with thousands of classes.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
@@ -88,7 +90,16 @@ def write_report(
         raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
     target = durable.check(out if out is not None else Path(runs[0], "report.html"))
     opened = [  # all of them first, to fail before minutes of work
-        open_run(run, data, protocol=protocol, device=device, cache=cache, progress=progress) for run in runs
+        open_run(
+            run,
+            data,
+            classes=classes,
+            protocol=protocol,
+            device=device,
+            cache=cache,
+            progress=progress,
+        )
+        for run in runs
     ]
     tests = [embed_test(run) for run in opened]
     del opened  # the models take memory

@@ -149,6 +149,7 @@ class RunFolder:
                 "images": len(catalog),
                 "fingerprint": fingerprint(catalog),
             }
+            | ({"classes": catalog.class_rule} if catalog.class_rule else {})
             | ({"train_classes": list(train_classes)} if train_classes else {}),
         }
         self._write(about)

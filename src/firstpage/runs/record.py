@@ -24,6 +24,7 @@ class _Data(TypedDict, total=False):
     root: str
     images: int
     fingerprint: str
+    classes: str
     train_classes: list[str]
 
 

@@ -133,7 +133,7 @@ def _train(
 
     with display:
         display.print(split.summary(catalog))
-        for note in unreadable_note(catalog, job.pixels.ok):
+        for note in [*catalog.notes, *unreadable_note(catalog, job.pixels.ok)]:
             display.print(note)
         if saved is None:
             display.print(estimate_duration(job))

@@ -109,11 +109,16 @@ def list_folders(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry.path))
 
 
-def list_image_files(root: Path, folder: str) -> list[str]:
+def list_image_files(root: Path, folder: str, empty: list[str] | None = None) -> list[str]:
     """Return the sorted paths, relative to `root`, of all image files in a folder and its subfolders.
 
     Files of unsupported formats are included. Links to folders are not followed, as a link to a parent would
     never end. A folder named like an image is listed, not entered: the pixel store will report it.
+
+    Args:
+        root: The folder that paths are relative to.
+        folder: The folder to list.
+        empty: Folders without images and without folders are added to this list.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -127,6 +132,7 @@ def list_image_files(root: Path, folder: str) -> list[str]:
     pending = [folder]
     while pending:
         current = pending.pop()
+        before = len(files) + len(pending)
         with os.scandir(root / current) as entries:
             for entry in entries:
                 name = f"{current}/{entry.name}" if current else entry.name
@@ -137,6 +143,8 @@ def list_image_files(root: Path, folder: str) -> list[str]:
                     pending.append(name)
                 elif ending in LISTED_SUFFIXES:
                     files.append(name)
+        if empty is not None and len(files) + len(pending) == before:
+            empty.append(current)
     return sorted(files)
 
 
