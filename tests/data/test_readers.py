@@ -1,6 +1,7 @@
 """Each reader, on a small copy of the layout its dataset is distributed in."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -692,6 +693,80 @@ def test_csv_of_two_columns_has_nothing_else(tmp_path):
     assert (catalog.splits, catalog.boxes, catalog.groups, catalog.group_names) == ({}, None, None, [])
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_further_columns_are_kept(tmp_path, kind):
+    header = {
+        "path": ["1.jpg", "2.jpg"],
+        "label": ["auk", "wren"],
+        " Camera": ["c1", None],
+        "year": [1999, 2001],
+    }
+    images(tmp_path, "1.jpg", "2.jpg")
+    file = tmp_path / f"birds.{kind}"
+    if kind == "csv":
+        rows = zip(*header.values(), strict=True)
+        lines = [",".join("" if cell is None else str(cell) for cell in row) for row in [header, *rows]]
+        file.write_text("\n".join(lines))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        blobs = {"pixels": [b"\xff", b"\xfe"], "vector": [[0.5], [1.5]]}  # not to be kept
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(header | blobs), file)
+    catalog = read(file)
+    assert catalog.columns == {"camera": ["c1", ""], "year": ["1999", "2001"]}
+    assert catalog.notes == ["further columns: camera, year"]
+    assert catalog.take([1]).columns == {"camera": [""], "year": ["2001"]}
+    assert catalog.column_codes("camera").tolist() == [0, -1]
+    with pytest.raises(
+        UserError, match=r"'color'.* has no such column; its further columns are camera, year"
+    ):
+        catalog.column_codes("color")
+
+
+def test_few_of_many_further_columns_are_kept(tmp_path):
+    names = [f"c{number}" for number in range(1000)]
+    images(tmp_path, "1.jpg")
+    cells = ",".join("x" for _ in names)
+    catalog = read(write(tmp_path, {"a.csv": f"path,label,{','.join(names)}\n1.jpg,auk,{cells}\n"}) / "a.csv")
+    assert len(catalog.columns) == 64
+    assert catalog.notes == [
+        "further columns: c0, c1, c2, c3, c4, c5, c6, c7 and 992 more; only the first 64 are kept"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (
+            "filename,label",
+            "no column 'path'; its columns are filename, label; did you mean 'filename'? a table",
+        ),
+        (
+            "path,Class",
+            "no column 'label'; its columns are path, class; did you mean 'class'? a table has col",
+        ),
+        (
+            "path,lable",
+            "did you mean 'lable'? a table has columns such as path,label,split,group,x0,y0",
+        ),
+        ("path,zzz", "its columns are path, zzz; a table has columns such as path,label,split,group"),
+    ],
+)
+def test_a_missing_column_is_told_with_the_one_that_may_be_it(tmp_path, header, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        read(write(tmp_path, {"a.csv": f"{header}\n1.jpg,auk\n"}) / "a.csv")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("subset", "split"), ("Splits ", "split"), ("bbox", "box")])
+def test_a_further_column_that_may_be_a_known_one_is_told(tmp_path, name, meant):
+    images(tmp_path, "1.jpg")
+    catalog = read(write(tmp_path, {"a.csv": f"path,label,{name}\n1.jpg,auk,test\n"}) / "a.csv")
+    name = name.strip().lower()
+    assert catalog.notes == [
+        f"further columns: {name}",
+        f"column {name!r} has no meaning of its own: did you mean {meant!r}?",
+    ]
+
+
 def test_csv_splits_in_any_case(tmp_path):
     catalog = read(table(tmp_path, "path,label,split\nauk.jpg,auk,TRAIN\na wren.jpg,wren,Half\n"))
     assert rows_of(catalog) == {"train": [0], "Half": [1]}
@@ -720,10 +795,10 @@ def test_csv_root_and_absolute_paths(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"birds\.csv: no column 'path'; its columns are none$"),
-        ("file,label\na,b\n", r"no column 'path'; its columns are file, label$"),
-        ("path,class\na,b\n", r"no column 'label'; its columns are path, class$"),
-        ("path,label,x0,y0,x1\na,b,1,2,3\n", r"no column 'y1'; its columns are path, label, x0, y0, x1$"),
+        ("", r"birds\.csv: no column 'path'; its columns are none; a table"),
+        ("file,label\na,b\n", r"no column 'path'; its columns are file, label; did you mean 'file'"),
+        ("path,class\na,b\n", r"no column 'label'; its columns are path, class; did you mean"),
+        ("path,label,x0,y0,x1\na,b,1,2,3\n", r"no column 'y1'; its columns are path, label, x0, y0, x1; a table"),
         ("path,label\n", r"has no rows after its header$"),
         ("path,label\na,b\nc\n", r"birds\.csv: row 3: expected 2 cells, got 1$"),
         ("path,label\na,b\nc,d,e\n", r"row 3: expected 2 cells, got 3$"),
@@ -787,7 +862,7 @@ def test_parquet_equals_csv(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"path": ["a"]}, r"birds\.parquet: no column 'label'; its columns are path$"),
+        ({"path": ["a"]}, r"birds\.parquet: no column 'label'; its columns are path; a table"),
         (
             {"path": ["a", None], "label": [0, 1]},
             r"birds\.parquet: row 2: empty path: fill it in, or remove the row$",

@@ -91,9 +91,7 @@ def _shared_classes(catalog: Catalog) -> list[str]:
     shared = int(np.isin(classes, labels[splits["train"]]).sum())
     if not shared:
         return []
-    return [
-        f"{shared:,} of {len(classes):,} test classes are in training, too: the test is not one of new classes"
-    ]
+    return [f"{shared:,} of {len(classes):,} test classes are in training, too: it is no test of new classes"]
 
 
 def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:

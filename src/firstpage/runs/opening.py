@@ -38,7 +38,7 @@ class OpenRun:
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> catalog = Catalog("toy", Path(), ["a"], np.zeros(1, int), ["auk"], {})
     >>> OpenRun("toy", model, catalog).settings.protocol
-    'paper'
+    'fair'
     """
 
     name: str
@@ -135,7 +135,7 @@ def open_run(
             out of training for a run that was trained on it, and all images otherwise.
         classes: What makes a class in folders of images; see `firstpage.data.read`. Defaults to what it was
             in training, if the run was trained on this data.
-        protocol: `paper` or `fair`, as in training. Defaults to the run's own; `paper` for a saved model.
+        protocol: `paper` or `fair`, as in training. Defaults to the run's own; `fair` for a saved model.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
