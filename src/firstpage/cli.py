@@ -28,11 +28,18 @@ data = typer.Typer(no_args_is_help=True, help="Datasets: get one, check one.")
 app.add_typer(data, name="data")
 
 
-_CLASSES = (
-    "What makes a class in folders: leaf (innermost folder, the default), top, depth=N, or a PATTERN for "
+_TABLE = (
+    "Dataset: glyphs, a folder, or a csv or parquet file with columns path and label, and if you like split "
+    "(train, val, test, query, gallery), group, and a box as x0, y0, x1, y1; further ones are kept."
 )
-_CLASSES += r"file names: '(\d+)_' finds 17633752 in 17633752_3.jpg."
+_CLASSES = (
+    "What makes a class in folders: leaf (the innermost folder, the default), top, depth=N, or a pattern for "
+    r"file names: '(\d+)_' finds 17633752 in 17633752_3.jpg."
+)
+_EXCLUDE = "Column of the table, such as camera: an image is no result of a query with the same value."
 _Classes = Annotated[str | None, typer.Option("--classes", metavar="RULE", help=_CLASSES)]
+
+_ExcludeSame = Annotated[str | None, typer.Option("--exclude-same", metavar="COLUMN", help=_EXCLUDE)]
 
 
 def _print(text: str, *, err: bool = False) -> None:
@@ -69,7 +76,7 @@ def _get(
 
 @data.command("check")
 def _check(
-    path: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
+    path: Annotated[str, typer.Argument(help=_TABLE)],
     classes: _Classes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram to this file.")] = None,
@@ -169,6 +176,7 @@ def _evaluate(
     every_class: Annotated[bool, typer.Option("--every-class", help="Print every class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
+    exclude_same: _ExcludeSame = None,
     out: Annotated[Path | None, typer.Option(help="Write into this file instead of printing.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
@@ -180,7 +188,7 @@ def _evaluate(
     if out is not None:
         durable.check(out)
     opened = open_run(subject, data, classes=classes, protocol=protocol, device=device, cache=cache)
-    evaluation = evaluate_test(embed_test(opened), clustering=clustering)
+    evaluation = evaluate_test(embed_test(opened, exclude_same), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
         _print(text)
@@ -197,6 +205,7 @@ def _report(
     classes: _Classes = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
+    exclude_same: _ExcludeSame = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
@@ -210,6 +219,7 @@ def _report(
         classes=classes,
         protocol=protocol,
         clustering=clustering,
+        exclude_same=exclude_same,
         device=device,
         cache=cache,
     )

@@ -798,7 +798,10 @@ def test_csv_root_and_absolute_paths(tmp_path):
         ("", r"birds\.csv: no column 'path'; its columns are none; a table"),
         ("file,label\na,b\n", r"no column 'path'; its columns are file, label; did you mean 'file'"),
         ("path,class\na,b\n", r"no column 'label'; its columns are path, class; did you mean"),
-        ("path,label,x0,y0,x1\na,b,1,2,3\n", r"no column 'y1'; its columns are path, label, x0, y0, x1; a table"),
+        (
+            "path,label,x0,y0,x1\na,b,1,2,3\n",
+            r"no column 'y1'; its columns are path, label, x0, y0, x1; a table",
+        ),
         ("path,label\n", r"has no rows after its header$"),
         ("path,label\na,b\nc\n", r"birds\.csv: row 3: expected 2 cells, got 1$"),
         ("path,label\na,b\nc,d,e\n", r"row 3: expected 2 cells, got 3$"),
