@@ -78,19 +78,23 @@ def _get(
 def _check(
     path: Annotated[str, typer.Argument(help=_TABLE)],
     classes: _Classes = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe to train with; see train.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram to this file.")] = None,
 ) -> None:
     """Check a dataset. Broken files, duplicates, leaks and what training would refuse give exit code 1."""
+    from firstpage import recipes
     from firstpage.data import read
     from firstpage.data.check import check_dataset
 
+    chosen = recipes.find(recipe).changed(changes or [])
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has them
         catalog = read(path, classes=classes)
-    report = check_dataset(catalog)
+    report = check_dataset(catalog, recipe=chosen)
     _print(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
