@@ -263,7 +263,7 @@ def test_two_labels_and_two_splits(tmp_path):
     [
         (["train"], ["test"], True),
         (["train", "gallery"], ["query"], True),
-        (["gallery"], ["query"], True),
+        (["gallery"], ["query"], False),
         (["train", "gallery"], ["train", "gallery"], False),
         (["train", "gallery"], ["gallery"], False),
         (["train"], ["train"], False),
@@ -398,6 +398,8 @@ CUT = {
     "bmp": ({}, zero_tail, "bytes are zero"),
     "tiff": ({}, zero_tail, "bytes are zero"),
     "png": ({}, zero_tail, ""),
+    "jp2": ({}, zero_tail, ""),
+    "j2k": ({}, lambda data: closed(data)[:-2], ""),
     "jpeg": ({"quality": 90}, closed, "are gray"),
     "jpg": ({"quality": 90, "progressive": True}, closed, "scans are missing"),
     "gif": (
@@ -632,7 +634,7 @@ def test_kinds_that_are_not_read_are_a_fault(tmp_path):
     assert checked(tmp_path).ok
     (tmp_path / "0/2.heic").touch()
     report = checked(tmp_path)
-    told = "1 .heic files are not supported; convert them to JPEG or PNG"
+    told = "1 .heic files are not read: pip install 'firstpage[heif]', or convert them to JPEG"
     assert report.text().startswith(f"1 file of unsupported formats\n  {told}\nfolder in")
     assert report.text().endswith("\nNOT OK: 1 file of unsupported formats")
     assert json.loads(report.json())["unread"] == {".heic": 1}

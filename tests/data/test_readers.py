@@ -606,14 +606,16 @@ def test_kinds_that_are_not_read_are_told(tmp_path):
     assert catalog.paths == ["auk/1.jpg", "auk/2.avif", "auk/roll.raw/1.jpg"]
     assert catalog.unread == {".heic": 2, ".svg": 1}
     assert catalog.warnings == [
-        "folder: 2 .heic files are not supported; convert them to JPEG or PNG",
+        "folder: 2 .heic files are not read: pip install 'firstpage[heif]', or convert them to JPEG",
         "folder: 1 .svg files are not supported; convert them to JPEG or PNG",
         "folder: 2 of 4 classes have no image, the first is 'wren'",
     ]
 
 
 def test_folder_of_kinds_that_are_not_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no images; 2 \.heic files are not supported; convert them"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no images; 2 \.heic files are not read: pip install 'firstp"
+    ):
         read(images(tmp_path, "auk/1.heic", "2.heic"))
 
 
@@ -780,8 +782,9 @@ def test_csv_blanks_around_names_do_not_count(tmp_path):
 
 
 def test_what_is_listed_is_what_the_decoder_knows(tmp_path):
-    catalog = quietly(images(tmp_path, "auk/1.pbm", "auk/2.pnm", "auk/3.jp2"))
-    assert (catalog.paths, catalog.unread) == (["auk/1.pbm", "auk/2.pnm"], {".jp2": 1})
+    catalog = quietly(images(tmp_path, "auk/1.pbm", "auk/2.pnm", "auk/3.jp2", "auk/4.tga"))
+    assert catalog.paths == ["auk/1.pbm", "auk/2.pnm", "auk/3.jp2"]
+    assert catalog.unread == {".tga": 1}
 
 
 def test_csv_root_and_absolute_paths(tmp_path):

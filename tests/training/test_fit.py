@@ -388,10 +388,10 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
     cases = {
         "--set=model.backbone=resnet5": "did you mean",
         "--set=loss.name=topkk": "did you mean 'topk'",
-        "--set=batch.size=4096": "batch size 4096 with 4 images per class: the 16 classes give only 64 "
-        "images; use at most 64 (--set batch.size=64)",
+        "--set=batch.size=4096": "batch size 4096 with 4 images per class: the 12 classes give only 48 "
+        "images; use at most 48 (--set batch.size=48)",
         "--device=cuda": "torch sees no GPU",
-        "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 16",
+        "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 12",
         "--set=loss.name=margin --set=loss.classes=many": "classes='many': must be a whole number",
         "--set=model.weights=nowhere.safetensors": "nowhere.safetensors",
     }

@@ -179,9 +179,14 @@ def _find_duplicates(
         return len({int(catalog.labels[row]) for row in rows}) > 1
 
     def leaks(rows: list[int]) -> bool:
-        # If one image is in all the splits of the other, the dataset is made that way: no leakage.
+        # If one image is in all the splits of the other, the dataset is made that way: no leakage. Nor is it
+        # one if a query looks like an image of the gallery: it has to be found.
         memberships = {frozenset(splits[row]) for row in rows}
-        return any(not (one <= other or other <= one) for one in memberships for other in memberships)
+        return any(
+            not (one <= other or other <= one or one ^ other <= {"query", "gallery"})
+            for one in memberships
+            for other in memberships
+        )
 
     attributes = ("exact_duplicates", "near_duplicates", "two_labels", "two_splits")
     found: dict[str, list[DuplicateGroup]] = {name: [] for name in attributes}

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage import durable
+from firstpage.data.decode import has_heif
 from firstpage.errors import UserError
 
 MAX_BYTES = 2**32  # of a table: 40 million rows
@@ -34,14 +35,39 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "glyphs": ("glyphs.json",),
 }
 
+HEIF_SUFFIXES = frozenset({".heic", ".heif"})  # of phones
+
 # Files are listed by their names; only the decoder knows whether they can be read.
 IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
-)
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".avif",
+        ".jp2",
+        ".j2k",
+        ".jpf",
+        ".jpx",
+    ]
+) | (HEIF_SUFFIXES if has_heif() else frozenset())
 
 # Formats that the decoder does not support; such files are counted and reported.
-UNREAD_SUFFIXES = frozenset(
-    ".heic .heif .svg .psd .jxl .jp2 .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
+UNREAD_SUFFIXES = (
+    frozenset(
+        ".heic .heif .svg .psd .jxl .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
+    )
+    - IMAGE_SUFFIXES
 )
 
 LISTED_SUFFIXES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
