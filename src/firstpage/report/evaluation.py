@@ -12,7 +12,7 @@ from torch import Tensor
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import printable
-from firstpage.data.splits import QueryGallery
+from firstpage.data.splits import QueryGallery, query_gallery
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.recipes.settings import ModelSettings
 from firstpage.report.facts import dataset_name
@@ -164,10 +164,12 @@ class Evaluation:
         record = self.test.record
         if record is None or not self.test.is_own_data or self.test.exclude_same is not None:
             return {}
-        if record.recipe.train.protocol == self.test.protocol == "fair":
+        splits = self.test.catalog.splits
+        only_validation = bool(splits) and query_gallery(splits) is None  # whose evaluations are in the log
+        if record.recipe.train.protocol == self.test.protocol == "fair" and not only_validation:
             return record.result.get("untrained") or {}
         first = next((line for line in record.evaluations if line.get("epoch") == 0), {})
-        return first if record.recipe.train.protocol == "paper" else {}
+        return first if record.recipe.train.protocol == "paper" or only_validation else {}
 
     @cached_property
     def classes(self) -> list[dict[str, Any]]:
