@@ -31,6 +31,20 @@ cache_app = typer.Typer(help="What is kept to save time: show it, clear it.")
 app.add_typer(cache_app, name="cache")
 
 
+_TABLE = (
+    "Dataset: glyphs, a folder, or a csv or parquet file with columns path and label, and if you like split "
+    "(train, val, test, query, gallery), group, and a box as x0, y0, x1, y1; further ones are kept."
+)
+_CLASSES = (
+    "What makes a class in folders: leaf (the innermost folder, the default), top, depth=N, or a pattern for "
+    r"file names: '(\d+)_' finds 17633752 in 17633752_3.jpg."
+)
+_EXCLUDE = "Column of the table, such as camera: an image is no result of a query with the same value."
+_Classes = Annotated[str | None, typer.Option("--classes", metavar="RULE", help=_CLASSES)]
+
+_ExcludeSame = Annotated[str | None, typer.Option("--exclude-same", metavar="COLUMN", help=_EXCLUDE)]
+
+
 def _print(text: str, *, err: bool = False) -> None:
     """Print a text: here, and only here, what files and folders are called meets the terminal."""
     typer.echo(escape(text), err=err)
@@ -65,20 +79,25 @@ def _get(
 
 @data.command("check")
 def _check(
-    path: Annotated[str, typer.Argument(help="Dataset: a folder, a table, or glyphs.")],
+    path: Annotated[str, typer.Argument(help=_TABLE)],
+    classes: _Classes = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe to train with; see train.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Also draw the class histogram to this file.")] = None,
 ) -> None:
     """Check a dataset. Broken files, duplicates, leaks and what training would refuse give exit code 1."""
+    from firstpage import recipes
     from firstpage.data import read
     from firstpage.data.check import check_dataset
 
+    chosen = recipes.find(recipe).changed(changes or [])
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has them
-        catalog = read(path)
-    report = check_dataset(catalog)
+        catalog = read(path, classes=classes)
+    report = check_dataset(catalog, recipe=chosen)
     _print(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +180,7 @@ def _train(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
     data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Defaults to runs/<recipe>.")] = None,
+    classes: _Classes = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
@@ -176,7 +196,7 @@ def _train(
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
         raise UserError(_NO_DATA)
-    catalog = read(data or "glyphs")
+    catalog = read(data or "glyphs", classes=classes)
     with _stoppable():
         if folds:
             text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
@@ -215,9 +235,11 @@ def _evaluate(
         str | None, typer.Option(help="Dataset, or a run folder for its test. Defaults to that of the run.")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of the run.")] = None,
-    every_class: Annotated[bool, typer.Option("--classes", help="Print every class.")] = False,
+    classes: _Classes = None,
+    every_class: Annotated[bool, typer.Option("--every-class", help="Print every class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
+    exclude_same: _ExcludeSame = None,
     out: Annotated[Path | None, typer.Option(help="Write into this file instead of printing.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
@@ -228,8 +250,8 @@ def _evaluate(
 
     if out is not None:
         durable.check(out)
-    opened = open_run(subject, data, protocol=protocol, device=device, cache=cache)
-    evaluation = evaluate_test(embed_test(opened), clustering=clustering)
+    opened = open_run(subject, data, classes=classes, protocol=protocol, device=device, cache=cache)
+    evaluation = evaluate_test(embed_test(opened, exclude_same), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
         _print(text)
@@ -243,8 +265,10 @@ def _report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or saved embedders.")],
     out: Annotated[Path | None, typer.Option(help="HTML file. Defaults to report.html in a run.")] = None,
     data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of each run.")] = None,
+    classes: _Classes = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
+    exclude_same: _ExcludeSame = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
@@ -252,7 +276,15 @@ def _report(
     from firstpage.report import write_report
 
     path = write_report(
-        runs, out, data=data, protocol=protocol, clustering=clustering, device=device, cache=cache
+        runs,
+        out,
+        data=data,
+        classes=classes,
+        protocol=protocol,
+        clustering=clustering,
+        exclude_same=exclude_same,
+        device=device,
+        cache=cache,
     )
     _print(f"wrote {path}")
 
@@ -285,6 +317,7 @@ def _embed(
             "write. Defaults to embeddings.npz."
         ),
     ],
+    classes: _Classes = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
 ) -> None:
     """Embed images into a file, with their labels and splits. Without class folders all have label 0."""
@@ -292,7 +325,7 @@ def _embed(
 
     images, out = split_paths(paths)
     durable.check(out)
-    _print(embed_to_file(model, read_images(images), out, device=device))
+    _print(embed_to_file(model, read_images(images, classes), out, device=device))
 
 
 @app.command("export")

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageEnhance
 
 from firstpage import cli
@@ -26,6 +29,8 @@ from firstpage.data.near_duplicates import (
     sketch,
 )
 from firstpage.data.splits import split_catalog
+from firstpage.data.training_plan import plan_training
+from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import TrainSettings
 
 
@@ -53,10 +58,13 @@ def encode_picture(image, kind, **options):
     return file.getvalue()
 
 
+SMALL = Recipe().changed(["batch.size=3", "batch.images_per_class=2"])  # the copies here are small
+
+
 def checked(root, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return check_dataset(read(root), **{"workers": 0, "progress": False} | options)
+        return check_dataset(read(root), **{"workers": 0, "progress": False, "recipe": SMALL} | options)
 
 
 def table(root, rows):
@@ -255,7 +263,7 @@ def test_two_labels_and_two_splits(tmp_path):
     [
         (["train"], ["test"], True),
         (["train", "gallery"], ["query"], True),
-        (["gallery"], ["query"], True),
+        (["gallery"], ["query"], False),
         (["train", "gallery"], ["train", "gallery"], False),
         (["train", "gallery"], ["gallery"], False),
         (["train"], ["train"], False),
@@ -390,6 +398,8 @@ CUT = {
     "bmp": ({}, zero_tail, "bytes are zero"),
     "tiff": ({}, zero_tail, "bytes are zero"),
     "png": ({}, zero_tail, ""),
+    "jp2": ({}, zero_tail, ""),
+    "j2k": ({}, lambda data: closed(data)[:-2], ""),
     "jpeg": ({"quality": 90}, closed, "are gray"),
     "jpg": ({"quality": 90, "progressive": True}, closed, "scans are missing"),
     "gif": (
@@ -505,6 +515,7 @@ def test_counts_and_json(tmp_path):
         "unread": {},
         "refusal": refusal,
         "warnings": [],
+        "notes": [],
     }
     assert report.text() == (
         f"training would fail\n  {refusal}\n"
@@ -540,17 +551,74 @@ def classes_of(root, splits, images=2, classes=2):
         ([""], {"classes": 10, "images": 1}, "no test image has another image of its class to find"),
         (["train", "test"], {"images": 1}, "no test image has another image of its class to find"),
         (["trian", "test"], {}, "'table' has no train split; it has test, trian"),
-        (["train", "tset"], {}, "'table' has no test split"),
+        (["train", "tset"], {}, ""),  # fair selects on training classes
         (["test"], {}, ""),  # as LFW
         (["gallery", "query"], {}, ""),
         (["train"], {"classes": 10}, ""),  # as CASIA
-        (["train"], {"classes": 2}, "split_classes(folds=5): must be in 2..2"),
+        (["train"], {"classes": 2}, ""),
     ],
 )
 def test_what_training_would_refuse_is_not_ok(tmp_path, splits, sizes, refusal):
-    report = check_dataset(classes_of(tmp_path, splits, **sizes), workers=0, progress=False)
+    report = check_dataset(classes_of(tmp_path, splits, **sizes), recipe=SMALL, workers=0, progress=False)
     assert refusal in report.refusal
     assert report.ok is (report.refusal == "") is (refusal == "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "notes"),
+    [
+        ([("a", 0, ["train"]), ("b", 1, ["test"])], []),
+        (
+            [("a", 0, ["train"]), ("b", 1, ["train"]), ("c", 1, ["query"]), ("d", 2, ["query"])],
+            ["1 of 2 test classes are in training, too: it is no test of new classes"],
+        ),
+        (
+            [("a", 0, ["train"]), ("b", 1, ["tset"])],
+            ["neither trained on nor tested: split 'tset'; the names are train, val, test, query, gallery"],
+        ),
+    ],
+)
+def test_shared_classes_and_unused_splits_are_told(tmp_path, rows, notes):
+    report = check_dataset(table(tmp_path, rows), workers=0, progress=False)
+    assert report.notes == json.loads(report.json())["notes"] == notes
+    assert all(f"\n  {note}\n" in report.text() for note in notes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=4, max_size=14), st.integers(1, 4), st.integers(0, 9))
+def test_a_suggested_batch_fits_every_fold_and_the_check_says_so(sizes, per_class, seed):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    classes = [str(number) for number in range(len(sizes))]
+    catalog = Catalog("x", Path(), [str(row) for row in range(len(labels))], labels, classes, {})
+    readable = np.random.default_rng(seed).random(len(labels)) > 0.1
+    recipe = Recipe().changed([f"batch.images_per_class={per_class}", "train.folds=3", "batch.size=4096"])
+    try:
+        plan_training(recipe, catalog, readable)
+    except ValueError as error:
+        found = re.search(r"--set (batch.size=\d+)", str(error))
+        if found:
+            plan_training(recipe.changed([found[1]]), catalog, readable)
+
+
+def test_folds_of_other_sizes_count_for_a_suggested_batch():
+    sizes = [4, 4, 4, 4, 4, 4, 4, 1]
+    labels = np.repeat(np.arange(8), sizes)
+    paths = [str(row) for row in range(len(labels))]
+    catalog = Catalog("x", Path(), paths, labels, list("abcdefgh"), {"train": np.arange(len(labels))})
+    recipe = Recipe().changed(["train.folds=4", "batch.size=128"])
+    for fold in range(4):
+        with pytest.raises(ValueError, match="use at most 21 ") as error:
+            plan_training(recipe.changed([f"train.fold={fold}"]), catalog)
+    assert "batch.size=21" in str(error.value)
+
+
+def test_too_few_images_for_a_batch_are_not_ok_and_the_suggested_size_is(tmp_path):
+    catalog = classes_of(tmp_path, ["train", "test"], images=3, classes=6)
+    report = check_dataset(catalog, workers=0, progress=False)
+    assert "the 4 classes give only 12 images; use at most 12 (--set batch.size=12)" in report.refusal
+    assert not report.ok
+    fitting = Recipe().changed(["batch.size=12"])
+    assert check_dataset(catalog, recipe=fitting, workers=0, progress=False).ok
 
 
 def test_images_of_which_training_can_read_none():
@@ -566,7 +634,7 @@ def test_kinds_that_are_not_read_are_a_fault(tmp_path):
     assert checked(tmp_path).ok
     (tmp_path / "0/2.heic").touch()
     report = checked(tmp_path)
-    told = "1 .heic files are not supported; convert them to JPEG or PNG"
+    told = "1 .heic files are not read: pip install 'firstpage[heif]', or convert them to JPEG"
     assert report.text().startswith(f"1 file of unsupported formats\n  {told}\nfolder in")
     assert report.text().endswith("\nNOT OK: 1 file of unsupported formats")
     assert json.loads(report.json())["unread"] == {".heic": 1}

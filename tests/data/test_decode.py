@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image, ImageChops, ImageFile
 
 from firstpage.data.decode import NO_MEMORY, Unreadable, decode_image
 from firstpage.data.framing import Framing, decode_rows, fingerprint_files
@@ -417,3 +417,70 @@ def test_names_no_system_call_accepts_are_unreadable_too():
         with pytest.raises(Unreadable):
             decode_image(path)
         assert fingerprint_files("", [path]) == [""]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"no_jp2": True}, {"tile_size": (32, 32)}, {"quality_layers": [30, 9]}]
+)
+def test_a_jpeg_2000_is_read_whole_or_not_at_all(tmp_path, options):
+    photo = Image.linear_gradient("L").resize((90, 70)).convert("RGB")
+    file = tmp_path / "a.jp2"
+    photo.save(file, **options)
+    whole = file.read_bytes()
+    assert ImageChops.difference(decode_image(file), photo).getextrema()[0][1] < 40
+    for length in [*range(1, 300, 7), *range(300, len(whole), 97), len(whole) - 1]:
+        for filling in (b"", bytes(len(whole) - length)):
+            file.write_bytes(whole[:length] + filling)
+            with pytest.raises(Unreadable):
+                decode_image(file)
+
+
+HEIF = """
+from PIL import Image, ImageFile
+class Heif(ImageFile.ImageFile):
+    format = "HEIF"
+    def _open(self):
+        self.fp.read(12)
+        self._size, self._mode = (4, 2), "RGB"
+        self.tile = [("raw", (0, 0, 4, 2), 12, ("RGB", 0, 1))]
+def register_heif_opener():
+    Image.register_open("HEIF", Heif, lambda head: head[4:8] == b"ftyp")
+"""
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_photos_of_phones_are_read_if_the_extra_is_there(tmp_path, installed):
+    (tmp_path / "photos/auk").mkdir(parents=True)
+    (tmp_path / "photos/auk/1.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(range(24)))
+    (tmp_path / "photos/auk/2.jp2").touch()
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/pillow_heif.py").write_text(HEIF if installed else "raise ImportError")
+    code = """
+import sys, warnings
+warnings.simplefilter("ignore")
+if sys.argv[1] == "False":
+    import importlib.util
+    found = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *rest: None if name == "pillow_heif" else found(name, *rest)
+from firstpage.data import read
+from firstpage.data.decode import Unreadable, decode_image
+print(read("photos").paths, read("photos").unread)
+try:
+    print(decode_image("photos/auk/1.heic").getpixel((1, 0)))
+except Unreadable as error:
+    print(error)
+"""
+    paths = os.pathsep.join([str(tmp_path / "plugins"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(installed)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == (
+        ["['auk/1.heic', 'auk/2.jp2'] {}", "(3, 4, 5)"]
+        if installed
+        else [
+            "['auk/2.jp2'] {'.heic': 1}",
+            "photos/auk/1.heic: a HEIC image: pip install 'firstpage[heif]' to read it, or convert it to "
+            "JPEG",
+        ]
+    )

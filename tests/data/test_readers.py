@@ -1,6 +1,7 @@
 """Each reader, on a small copy of the layout its dataset is distributed in."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -445,12 +446,123 @@ def test_lfw_pairs_that_cannot_be_read(tmp_path, text, message):
 
 
 def test_folder_of_classes(tmp_path):
-    names = ["auk/1.JPG", "auk/nest/2.png", "zaunkönig 鳥/a b.webp", "zaunkönig 鳥/new\nline.jpg"]
+    names = ["auk/1.JPG", "auk/2.png", "zaunkönig 鳥/a b.webp", "zaunkönig 鳥/new\nline.jpg"]
     images(tmp_path, *names, "auk/notes.txt", "auk/.hidden.jpg", ".cache/1.jpg")
     catalog = read(tmp_path)
     assert (catalog.name, catalog.paths, catalog.classes) == ("folder", names, ["auk", "zaunkönig 鳥"])
-    assert catalog.splits == {}
+    assert (catalog.splits, catalog.groups, catalog.notes) == ({}, None, [])
     assert catalog.labels.dtype == np.int64
+
+
+GROCERIES = ("Fruit/Apple/Golden-Delicious", "Fruit/Apple/Pink-Lady", "Fruit/Lemon", "Packages/Milk/Whole")
+
+
+@pytest.mark.parametrize("splits", [("train", "validation"), ("Training", "val"), ("train", "TEST"), ("",)])
+def test_nested_class_folders_are_classes_by_their_innermost_folder(tmp_path, splits):
+    images(tmp_path, *(f"{split}/{name}/1.jpg".lstrip("/") for split in splits for name in GROCERIES))
+    catalog = read(tmp_path)
+    assert catalog.classes == list(GROCERIES)
+    assert catalog.group_names == ["Fruit", "Packages"]
+    assert catalog.groups.tolist() == [0, 0, 0, 1] * len(splits)
+    assert catalog.labels.tolist() == [0, 1, 2, 3] * len(splits)
+    expected = {"validation": "val", "training": "train"}
+    assert list(catalog.splits) == [expected.get(name.lower(), name.lower()) for name in splits if name]
+    assert catalog.notes == [
+        "4 classes in 2 groups; classes are the folders that hold images, such as 'Packages/Milk/Whole' "
+        "(not all are equally deep): --classes top to change"
+    ]
+
+
+def test_characters_in_alphabets(tmp_path):
+    names = [f"{name}/character{number:02}/1.png" for name in ("Greek", "Latin") for number in (1, 2, 3)]
+    catalog = read(images(tmp_path, *names))
+    assert (len(catalog.classes), catalog.group_names) == (6, ["Greek", "Latin"])
+    assert catalog.notes == [
+        "6 classes in 2 groups; classes are the innermost folders, such as 'Latin/character03': "
+        "--classes top|depth=N|PATTERN to change"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "classes", "groups"),
+    [
+        ("leaf", ["mug", "mug/views", "pot/views"], ["mug", "pot"]),
+        ("top", ["mug", "pot"], []),
+        ("depth=1", ["mug", "pot"], ["mug", "pot"]),
+        ("depth=2", ["mug", "mug/views", "pot/views"], ["mug", "pot"]),
+        (r"(\d)_", ["1", "2"], ["mug", "pot"]),
+    ],
+)
+def test_what_makes_a_class_can_be_said(tmp_path, rule, classes, groups):
+    images(tmp_path, "mug/1_a.jpg", "mug/views/2_b.jpg", "pot/views/1_c.jpg")
+    catalog = read(tmp_path, classes=rule)
+    assert (catalog.classes, catalog.group_names, catalog.class_rule) == (classes, groups, rule)
+    assert len(catalog.notes) == 1
+    assert catalog.notes[0].startswith(f"{len(classes)} classes")
+
+
+def test_classes_by_file_name(tmp_path):
+    images(tmp_path, "17_1.jpg", "17_2.jpg", "9_1.jpg", "cover.jpg")
+    with pytest.raises(
+        FileNotFoundError, match=r"4 images are outside class folders; .* --classes '\(\\w\+\)_'"
+    ):
+        read(tmp_path)
+    catalog = quietly(tmp_path, classes=r"(\d+)_")
+    assert (catalog.classes, catalog.labels.tolist(), catalog.groups) == (["17", "9"], [0, 0, 1], None)
+    assert catalog.warnings == [r"folder: 1 images do not fit '(\\d+)_', such as 'cover.jpg'"]
+
+
+@pytest.mark.parametrize("rule", ["depth=0", "depth=x", "leaves", "(", "(a)(b)"])
+def test_rules_that_are_none(tmp_path, rule):
+    with pytest.raises(UserError, match=r"^classes='"):
+        read(images(tmp_path, "a/1.jpg"), classes=rule)
+
+
+def test_only_folders_take_a_rule(tmp_path):
+    table = write(tmp_path, {"a.csv": "path,label\n1.jpg,auk\n"}) / "a.csv"
+    for data in (table, "glyphs"):
+        with pytest.raises(UserError, match="has classes of its own"):
+            read(data, classes="top")
+
+
+def test_an_empty_folder_at_any_depth_is_a_class_without_images(tmp_path):
+    images(tmp_path, "Fruit/Apple/1.jpg", "Fruit/Kiwi/notes.txt", "Dairy/Milk/1.heic")
+    (tmp_path / "Herbs").mkdir()
+    catalog = quietly(tmp_path)
+    assert catalog.classes == ["Dairy/Milk", "Fruit/Apple", "Fruit/Kiwi", "Herbs"]
+    assert catalog.notes[0].startswith("1 class in 1 group;")
+    assert "folder: 3 of 4 classes have no image, the first is 'Dairy/Milk'" in catalog.warnings
+
+
+@pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        (
+            ["train/1.jpg", "bus/1.jpg"],
+            ["'train' is no split: two or more folders with such names are splits"],
+        ),
+        (
+            ["auk/train/1.jpg", "auk/test/2.jpg"],
+            ["'auk/test' is no split: splits are the out", "'auk/train'"],
+        ),
+        (
+            ["all/train/auk/1.jpg", "all/test/auk/2.jpg"],
+            ["'all/test' is no split: splits are", "'all/train'"],
+        ),
+        (
+            ["train_set/a/1.jpg", "TestImages/a/1.jpg"],
+            ["'TestImages' is no split: splits are named", "'train_"],
+        ),
+        (["train station/1.jpg", "contest/1.jpg"], []),
+        (
+            ["train/query/1.jpg", "test/auk/1.jpg"],
+            ["'train/query' is no split: splits are the outermost folders"],
+        ),
+    ],
+)
+def test_folders_that_look_like_splits_and_are_none_are_told(tmp_path, names, notes):
+    told = [note for note in read(images(tmp_path, *names)).notes if "is no split" in note]
+    assert [note[: len(start)] for note, start in zip(told, notes, strict=True)] == notes
 
 
 @pytest.mark.parametrize("splits", [("train", "test"), ("train", "query", "gallery"), ("train",)])
@@ -494,14 +606,16 @@ def test_kinds_that_are_not_read_are_told(tmp_path):
     assert catalog.paths == ["auk/1.jpg", "auk/2.avif", "auk/roll.raw/1.jpg"]
     assert catalog.unread == {".heic": 2, ".svg": 1}
     assert catalog.warnings == [
-        "folder: 2 .heic files are not supported; convert them to JPEG or PNG",
+        "folder: 2 .heic files are not read: pip install 'firstpage[heif]', or convert them to JPEG",
         "folder: 1 .svg files are not supported; convert them to JPEG or PNG",
-        "folder: 1 of 2 classes have no image, the first is 'wren'",
+        "folder: 2 of 4 classes have no image, the first is 'wren'",
     ]
 
 
 def test_folder_of_kinds_that_are_not_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no images; 2 \.heic files are not supported; convert them"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no images; 2 \.heic files are not read: pip install 'firstp"
+    ):
         read(images(tmp_path, "auk/1.heic", "2.heic"))
 
 
@@ -581,6 +695,80 @@ def test_csv_of_two_columns_has_nothing_else(tmp_path):
     assert (catalog.splits, catalog.boxes, catalog.groups, catalog.group_names) == ({}, None, None, [])
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_further_columns_are_kept(tmp_path, kind):
+    header = {
+        "path": ["1.jpg", "2.jpg"],
+        "label": ["auk", "wren"],
+        " Camera": ["c1", None],
+        "year": [1999, 2001],
+    }
+    images(tmp_path, "1.jpg", "2.jpg")
+    file = tmp_path / f"birds.{kind}"
+    if kind == "csv":
+        rows = zip(*header.values(), strict=True)
+        lines = [",".join("" if cell is None else str(cell) for cell in row) for row in [header, *rows]]
+        file.write_text("\n".join(lines))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        blobs = {"pixels": [b"\xff", b"\xfe"], "vector": [[0.5], [1.5]]}  # not to be kept
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(header | blobs), file)
+    catalog = read(file)
+    assert catalog.columns == {"camera": ["c1", ""], "year": ["1999", "2001"]}
+    assert catalog.notes == ["further columns: camera, year"]
+    assert catalog.take([1]).columns == {"camera": [""], "year": ["2001"]}
+    assert catalog.column_codes("camera").tolist() == [0, -1]
+    with pytest.raises(
+        UserError, match=r"'color'.* has no such column; its further columns are camera, year"
+    ):
+        catalog.column_codes("color")
+
+
+def test_few_of_many_further_columns_are_kept(tmp_path):
+    names = [f"c{number}" for number in range(1000)]
+    images(tmp_path, "1.jpg")
+    cells = ",".join("x" for _ in names)
+    catalog = read(write(tmp_path, {"a.csv": f"path,label,{','.join(names)}\n1.jpg,auk,{cells}\n"}) / "a.csv")
+    assert len(catalog.columns) == 64
+    assert catalog.notes == [
+        "further columns: c0, c1, c2, c3, c4, c5, c6, c7 and 992 more; only the first 64 are kept"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (
+            "filename,label",
+            "no column 'path'; its columns are filename, label; did you mean 'filename'? a table",
+        ),
+        (
+            "path,Class",
+            "no column 'label'; its columns are path, class; did you mean 'class'? a table has col",
+        ),
+        (
+            "path,lable",
+            "did you mean 'lable'? a table has columns such as path,label,split,group,x0,y0",
+        ),
+        ("path,zzz", "its columns are path, zzz; a table has columns such as path,label,split,group"),
+    ],
+)
+def test_a_missing_column_is_told_with_the_one_that_may_be_it(tmp_path, header, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        read(write(tmp_path, {"a.csv": f"{header}\n1.jpg,auk\n"}) / "a.csv")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("subset", "split"), ("Splits ", "split"), ("bbox", "box")])
+def test_a_further_column_that_may_be_a_known_one_is_told(tmp_path, name, meant):
+    images(tmp_path, "1.jpg")
+    catalog = read(write(tmp_path, {"a.csv": f"path,label,{name}\n1.jpg,auk,test\n"}) / "a.csv")
+    name = name.strip().lower()
+    assert catalog.notes == [
+        f"further columns: {name}",
+        f"column {name!r} has no meaning of its own: did you mean {meant!r}?",
+    ]
+
+
 def test_csv_splits_in_any_case(tmp_path):
     catalog = read(table(tmp_path, "path,label,split\nauk.jpg,auk,TRAIN\na wren.jpg,wren,Half\n"))
     assert rows_of(catalog) == {"train": [0], "Half": [1]}
@@ -594,8 +782,9 @@ def test_csv_blanks_around_names_do_not_count(tmp_path):
 
 
 def test_what_is_listed_is_what_the_decoder_knows(tmp_path):
-    catalog = quietly(images(tmp_path, "auk/1.pbm", "auk/2.pnm", "auk/3.jp2"))
-    assert (catalog.paths, catalog.unread) == (["auk/1.pbm", "auk/2.pnm"], {".jp2": 1})
+    catalog = quietly(images(tmp_path, "auk/1.pbm", "auk/2.pnm", "auk/3.jp2", "auk/4.tga"))
+    assert catalog.paths == ["auk/1.pbm", "auk/2.pnm", "auk/3.jp2"]
+    assert catalog.unread == {".tga": 1}
 
 
 def test_csv_root_and_absolute_paths(tmp_path):
@@ -609,10 +798,13 @@ def test_csv_root_and_absolute_paths(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"birds\.csv: no column 'path'; its columns are none$"),
-        ("file,label\na,b\n", r"no column 'path'; its columns are file, label$"),
-        ("path,class\na,b\n", r"no column 'label'; its columns are path, class$"),
-        ("path,label,x0,y0,x1\na,b,1,2,3\n", r"no column 'y1'; its columns are path, label, x0, y0, x1$"),
+        ("", r"birds\.csv: no column 'path'; its columns are none; a table"),
+        ("file,label\na,b\n", r"no column 'path'; its columns are file, label; did you mean 'file'"),
+        ("path,class\na,b\n", r"no column 'label'; its columns are path, class; did you mean"),
+        (
+            "path,label,x0,y0,x1\na,b,1,2,3\n",
+            r"no column 'y1'; its columns are path, label, x0, y0, x1; a table",
+        ),
         ("path,label\n", r"has no rows after its header$"),
         ("path,label\na,b\nc\n", r"birds\.csv: row 3: expected 2 cells, got 1$"),
         ("path,label\na,b\nc,d,e\n", r"row 3: expected 2 cells, got 3$"),
@@ -676,7 +868,7 @@ def test_parquet_equals_csv(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"path": ["a"]}, r"birds\.parquet: no column 'label'; its columns are path$"),
+        ({"path": ["a"]}, r"birds\.parquet: no column 'label'; its columns are path; a table"),
         (
             {"path": ["a", None], "label": [0, 1]},
             r"birds\.parquet: row 2: empty path: fill it in, or remove the row$",

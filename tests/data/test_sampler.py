@@ -1,3 +1,4 @@
+import re
 import time
 from itertools import chain, groupby
 
@@ -198,20 +199,48 @@ def test_is_a_batch_sampler_and_takes_a_tensor():
     [
         ({"batch_size": 0}, r"batch size 0: must be a positive multiple"),
         ({"batch_size": 6, "world": 4}, r"batch size 6: must be a positive multiple of world=4"),
-        ({"batch_size": 3}, "without negatives; use a batch size above 3 or fewer than 3 images per class"),
-        ({"batch_size": 40}, r"the 10 classes give only 30 images; use at most 30 \(batch.size\)"),
+        ({"batch_size": 3}, "without negatives; use a batch size above 3 or 2 images per class"),
+        ({"batch_size": 40}, r"the 10 classes give only 30 images; use at most 30 \(--set batch.size=30\)"),
         ({"images_per_class": 0}, r"images per class 0: must be at least 1"),
         ({"seed": -1}, r"seed=-1\): seed must not be negative"),
         ({"rank": 2, "world": 2}, r"rank=2, world=2\): rank must be in"),
         ({"labels": []}, r"labels of shape \(0,\)"),
         ({"labels": [[1, 2]]}, r"labels of shape \(1, 2\)"),
-        ({"labels": [3] * 50}, "no negatives|give only"),
+        ({"labels": [3] * 50}, "no size is possible: the 1 classes give 3 images"),
     ],
 )
 def test_errors_name_the_argument_and_the_remedy(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         GroupSampler(**{"labels": np.arange(40) // 4, "batch_size": 6, "images_per_class": 3} | arguments)
     assert "\n" not in str(error.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 6),
+    st.integers(1, 60),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_what_an_error_suggests_is_accepted(counts, per_class, batch_size, oversample, world):
+    labels, options = labels_of(counts), {"oversample": oversample, "world": world}
+    batch_size *= world
+    try:
+        GroupSampler(labels, batch_size, per_class, **options)
+    except ValueError as error:
+        if "no size is possible" in str(error):
+            for size in range(world, sum(counts) * per_class + world, world):
+                with pytest.raises(ValueError, match="no size is possible"):
+                    GroupSampler(labels, size, per_class, **options)
+            return
+        said = {name: int(number) for name, number in re.findall(r"(above|at most|or) (\d+)", str(error))}
+        if "above" not in said:
+            GroupSampler(labels, said["at most"], per_class, **options)
+        else:
+            GroupSampler(labels, -(-(said["above"] + 1) // world) * world, per_class, **options)
+        if "or" in said and world == 1:
+            GroupSampler(labels, batch_size, said["or"], **options)
 
 
 def test_refuses_the_state_of_other_labels():

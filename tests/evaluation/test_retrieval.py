@@ -13,11 +13,11 @@ from firstpage.evaluation import evaluate, ranking
 KS = (1, 2, 5, 30)
 
 
-def naive(similarity, labels, gallery_labels, alone, ties, results):
+def naive(similarity, labels, gallery_labels, alone, ties, results, excluded=lambda q, c: False):
     """Every figure of every query by its definition: the ranking as a list of hits."""
     rows, first = {}, {}
     for q, label in enumerate(labels.tolist()):
-        others = [c for c in range(len(gallery_labels)) if not (alone and c == q)]
+        others = [c for c in range(len(gallery_labels)) if not (alone and c == q) and not excluded(q, c)]
         right = {c: int(gallery_labels[c]) == label for c in others}
         late = right if ties == "pessimistic" else dict.fromkeys(others, False)
         ordered = sorted(others, key=lambda c: (-similarity[q, c].item(), late[c], c))
@@ -32,7 +32,7 @@ def naive(similarity, labels, gallery_labels, alone, ties, results):
         row["mAP"] = sum(at[r] for r in range(len(hits)) if hits[r]) / relevant
         row["MRR"] = 1 / (hits.index(True) + 1)
         in_order = sum(hit and not other for r, hit in enumerate(hits) for other in hits[r:])
-        row["AUC"] = in_order / relevant / wrong
+        row["AUC"] = in_order / relevant / wrong if wrong else 1
         rows[q] = {name: 100 * value for name, value in row.items()}
         first[q] = ordered[:results]
         rows[q]["precision"] = [
@@ -100,6 +100,58 @@ def test_everything_equals_loops(ties, way, search, block, results):
         for rate in found.roc_curve[0].tolist()
     ]
     assert found.roc_curve[1].tolist() == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("way", ["compare", "search"])
+@pytest.mark.parametrize("ties", ["index", "pessimistic"])
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(searches(), st.integers(1, 6), st.integers(0, 12), st.integers(1, 5), st.integers(0, 99))
+def test_what_is_excluded_counts_neither_for_nor_against(ties, way, search, block, results, cameras, seed):
+    (points, labels), gallery = search
+    alone = gallery is None
+    others, other_labels = gallery or (points, labels)
+    generator = torch.Generator().manual_seed(seed)
+    camera, other = (
+        torch.randint(-1, cameras, (len(side),), generator=generator) for side in (labels, other_labels)
+    )
+    other = camera if alone else other
+
+    def excluded(q, c):
+        return camera[q] >= 0 and camera[q] == other[c]
+
+    unit = torch.nn.functional.normalize
+    similarity = unit(points, dim=1) @ unit(others, dim=1).T
+    expected, first = naive(similarity, labels, other_labels, alone, ties, results, excluded)
+    hypothesis.assume(expected and len(other_labels.unique()) > 1)
+    with pytest.MonkeyPatch.context() as patch:
+        many = 0 if way == "search" else 1000
+        patch.setattr(ranking, "_CPU", ranking._Sizes(step=200, chunk=64, search_above=many))
+        codes = {"exclude": camera} | ({} if alone else {"gallery_exclude": other})
+        options = {"ks": KS, "ties": ties, "block": block, "results": results}
+        found = evaluate(points, labels, *(gallery or ()), **options, **codes)
+    assert found.rows.tolist() == list(expected)
+    shown = min(len(row) for row in first.values())  # as many as every query has
+    assert found.first.tolist() == [row[:shown] for row in first.values()]
+    for name, values in found.per_query.items():
+        assert values.tolist() == pytest.approx([row[name] for row in expected.values()]), name
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [
+        ({"exclude": [0]}, r"exclude: got torch.int64 of shape \(1,\), need 4 integers"),
+        ({"exclude": [0.5] * 4}, r"exclude: got torch.float64 of shape \(4,\), need 4 integers"),
+        (
+            {"exclude": [0, 0, 1, 1]},
+            "no query has another image of its class in the gallery that is not excl",
+        ),
+    ],
+)
+def test_wrong_codes_are_named(codes, told):
+    with pytest.raises(ValueError, match=told):
+        evaluate(torch.eye(4), torch.tensor([0, 0, 1, 1]), **codes)
+    with pytest.raises(ValueError, match="gallery_exclude=None: give the codes of the gallery"):
+        evaluate(torch.eye(4), torch.arange(4), torch.eye(4), torch.arange(4), exclude=[0] * 4)
 
 
 def _cut(hits, rate):

@@ -62,7 +62,7 @@ def test_evaluate_names_every_class_when_asked(capsys, runs, stripes):
         stripes,
         "--cache",
         runs / "cache",
-        "--classes",
+        "--every-class",
         "--no-clustering",
     )
     table = out[out.index("classes, the worst first") : out.index("most confused")]

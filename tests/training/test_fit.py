@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import tomllib
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 
 from firstpage import cli, recipes, training
-from firstpage.data import Catalog, Stream
+from firstpage.data import Catalog, Stream, read
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
@@ -20,6 +21,7 @@ from firstpage.training import job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
+from support.striped import write_stripes
 
 fit, fit_folds = partial(training.fit, device="cpu"), partial(training.fit_folds, device="cpu")
 
@@ -387,7 +389,7 @@ def test_wrong_runs_are_one_line_with_code_2_and_write_nothing(stripes, tmp_path
         "--set=model.backbone=resnet5": "did you mean",
         "--set=loss.name=topkk": "did you mean 'topk'",
         "--set=batch.size=4096": "batch size 4096 with 4 images per class: the 12 classes give only 48 "
-        "images; use at most 48 (batch.size)",
+        "images; use at most 48 (--set batch.size=48)",
         "--device=cuda": "torch sees no GPU",
         "--set=loss.name=margin --set=loss.classes=3": "loss.classes=3: the data has 12",
         "--set=loss.name=margin --set=loss.classes=many": "classes='many': must be a whole number",
@@ -445,3 +447,15 @@ def test_train_embed_and_export_from_the_command_line(tmp_path, capsys, monkeypa
     found = np.load(tmp_path / "vectors.npz")
     assert found["embeddings"].shape == (96, 16)
     assert len(found["paths"]) == len(found["labels"]) == 96
+
+
+def test_the_batch_size_that_a_refusal_names_is_accepted_although_an_image_is_broken(tmp_path):
+    write_stripes(tmp_path / "data", list("abcdefgh"), 3, np.random.default_rng(0), 0)
+    for name in "abcdefgh":
+        (tmp_path / "data" / name / "0.png").write_bytes(b"broken")
+    settings = {"cache": tmp_path / "cache", "progress": False}
+    changes = ["batch.size=128", "train.protocol=fair", "schedule.epochs=0"]
+    with pytest.raises(ValueError, match=r"--set batch\.size=\d+") as error:
+        fit(recipe(*changes), read(tmp_path / "data"), **settings)
+    size = re.search(r"batch\.size=\d+", str(error.value))[0]
+    assert fit(recipe(*changes, size), read(tmp_path / "data"), **settings).test is not None

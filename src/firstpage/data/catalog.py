@@ -54,10 +54,12 @@ class Catalog:
         groups: [N] int64, super-classes as indices into `group_names`.
         group_names: Names of the super-classes.
         pairs: Verification pairs (LFW).
+        columns: N values of each further column of a table, such as "camera"; "" where one is missing.
         unread: Number of image files of each unsupported format, by suffix.
         warnings: Warnings of the reader: missing files, counts that differ from the published ones.
         file: Name of the table that the rows are from; empty if they are from folders.
         notes: How the reader understood the dataset, where that may surprise.
+        class_rule: What made a class, if folders did: the `classes` of `read`.
 
     Raises:
         UserError: The arrays do not fit each other.
@@ -80,10 +82,12 @@ class Catalog:
     groups: NDArray[np.int64] | None = None
     group_names: list[str] = field(default_factory=list)
     pairs: VerificationPairs | None = None
+    columns: dict[str, list[str]] = field(default_factory=dict)
     unread: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     file: str = ""
+    class_rule: str = ""
 
     def __post_init__(self) -> None:
         rows = len(self.paths)
@@ -100,6 +104,9 @@ class Catalog:
                 raise UserError(
                     f"Catalog({name}): {array.min()}..{array.max()} must be in 0..{len(names) - 1}"
                 )
+        for name, values in self.columns.items():
+            if len(values) != rows:
+                raise UserError(f"Catalog(columns): {len(values)} values of {name!r} for {rows} paths")
         for name, split in self.splits.items():
             if split.size and (split[0] < 0 or split[-1] >= rows or (np.diff(split) <= 0).any()):
                 raise UserError(f"Catalog(splits): rows of {name!r} must be ascending and in 0..{rows - 1}")
@@ -114,8 +121,8 @@ class Catalog:
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | list[int]) -> Catalog:
         """Return the catalog of some rows, in the given order.
 
-        Labels and groups are renumbered, so that every class has an image. Splits and verification pairs
-        are restricted to these rows.
+        Labels and groups are renumbered, so that every class has an image. Splits, verification pairs and
+        further columns are restricted to these rows.
 
         Args:
             rows: Row indices without repeats, or a mask of length N, such as the `ok` of a store.
@@ -148,6 +155,33 @@ class Catalog:
             groups=groups,
             group_names=group_names,
             pairs=pairs,
+            columns={name: [values[row] for row in chosen] for name, values in self.columns.items()},
+        )
+
+    def column_codes(self, name: str) -> NDArray[np.int64]:
+        """Return a further column as numbers: equal for equal values, and -1 where the value is missing.
+
+        Args:
+            name: A key of `columns`.
+
+        Raises:
+            UserError: There is no such column.
+
+        >>> columns = {"camera": ["c2", "", "c1", "c2"]}
+        >>> catalog = Catalog("x", Path(), list("abcd"), np.arange(4), list("abcd"), {}, columns=columns)
+        >>> catalog.column_codes("camera").tolist()
+        [0, -1, 1, 0]
+        """
+        if name not in self.columns:
+            has = (
+                f"its further columns are {', '.join(self.columns)}"
+                if self.columns
+                else "only a table has them"
+            )
+            raise UserError(f"column {name!r}: catalog {self.name!r} has no such column; {has}")
+        codes: dict[str, int] = {}
+        return np.array(
+            [codes.setdefault(value, len(codes)) if value else -1 for value in self.columns[name]], np.int64
         )
 
     def split(self, name: str) -> Catalog:

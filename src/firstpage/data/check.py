@@ -4,7 +4,6 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from firstpage.data.catalog import Catalog
@@ -12,9 +11,13 @@ from firstpage.data.decode import Unreadable, decode_image, open_regular
 from firstpage.data.file_structure import sign_of_cut
 from firstpage.data.near_duplicates import link_near_duplicates, sketch
 from firstpage.data.progress import progress_bar
+from firstpage.data.readers.layout import SPLITS
 from firstpage.data.readers.survey import unread_notes
-from firstpage.data.report import DatasetReport, DuplicateGroup
+from firstpage.data.report import EXAMPLES, DatasetReport, DuplicateGroup
+from firstpage.data.training_plan import plan_training
 from firstpage.data.workers import Workers, usable_cores
+from firstpage.errors import UserError
+from firstpage.recipes.recipe import Recipe
 
 CHUNK = 64  # files inspected by one task
 GRAY = (128, 128, 128)
@@ -33,11 +36,18 @@ class _FileInfo(NamedTuple):
     cut: str = ""  # what suggests that the end of the image is missing
 
 
-def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: bool = True) -> DatasetReport:
+def check_dataset(
+    catalog: Catalog,
+    *,
+    recipe: Recipe | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> DatasetReport:
     """Decode every image of a dataset once and report all problems, including those that prevent training.
 
     Args:
         catalog: The dataset.
+        recipe: The recipe to train with. Defaults to that of `firstpage train`.
         workers: Number of decoding processes. 0 decodes in this process. Defaults to one per usable core.
         progress: Show a progress bar.
 
@@ -75,9 +85,27 @@ def check_dataset(catalog: Catalog, *, workers: int | None = None, progress: boo
         flat=[catalog.paths[row] for row in readable if files[row].sketch is None],
         **_find_duplicates(catalog, files, readable),
         unread=catalog.unread,
-        refusal=_training_error(catalog, np.array([not file.reason for file in files], np.bool_)),
+        refusal=_training_error(recipe or Recipe(), catalog, [not file.reason for file in files]),
         warnings=[warning for warning in catalog.warnings if warning not in reported],
+        notes=catalog.notes + _split_notes(catalog),
     )
+
+
+def _split_notes(catalog: Catalog) -> list[str]:
+    """Return lines about splits that are not used, and about classes that are trained on and tested."""
+    labels, splits = catalog.labels, catalog.splits
+    unknown = [name for name in splits if name not in SPLITS]
+    notes = []
+    if unknown:
+        names = ", ".join(map(repr, unknown[:EXAMPLES])) + (", …" if len(unknown) > EXAMPLES else "")
+        notes.append(f"neither trained on nor tested: split {names}; the names are {', '.join(SPLITS)}")
+    tested = [splits[name] for name in ("test", "query") if name in splits]
+    if "train" in splits and tested:
+        classes = np.unique(labels[np.concatenate(tested)])
+        shared = int(np.isin(classes, labels[splits["train"]]).sum())
+        count = f"{shared:,} of {len(classes):,} test classes"
+        notes += [f"{count} are in training, too: it is no test of new classes"] if shared else []
+    return notes
 
 
 def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:
@@ -151,9 +179,14 @@ def _find_duplicates(
         return len({int(catalog.labels[row]) for row in rows}) > 1
 
     def leaks(rows: list[int]) -> bool:
-        # If one image is in all the splits of the other, the dataset is made that way: no leakage.
+        # If one image is in all the splits of the other, the dataset is made that way: no leakage. Nor is it
+        # one if a query looks like an image of the gallery: it has to be found.
         memberships = {frozenset(splits[row]) for row in rows}
-        return any(not (one <= other or other <= one) for one in memberships for other in memberships)
+        return any(
+            not (one <= other or other <= one or one ^ other <= {"query", "gallery"})
+            for one in memberships
+            for other in memberships
+        )
 
     attributes = ("exact_duplicates", "near_duplicates", "two_labels", "two_splits")
     found: dict[str, list[DuplicateGroup]] = {name: [] for name in attributes}
@@ -173,20 +206,13 @@ def _find_duplicates(
     return found
 
 
-def _training_error(catalog: Catalog, readable: NDArray[np.bool_]) -> str:
+def _training_error(recipe: Recipe, catalog: Catalog, readable: list[bool]) -> str:
     """Return the error of training on a dataset; "" if there is none, or if it has only test or no images."""
-    from firstpage.data.splits import split_catalog
-    from firstpage.recipes.settings import TrainSettings
-
     names = catalog.splits.keys()
-    if not readable.any() or (names and names <= {"test", "query", "gallery"}):
+    if not any(readable) or (names and names <= {"test", "query", "gallery"}):
         return ""
-    # Without test images, the protocol has to change, not the data.
-    protocol = "fair" if names and names <= {"train", "val"} else "paper"
     try:
-        parts = split_catalog(catalog, readable, TrainSettings(protocol=protocol))
-        for test in filter(None, (parts.validation, parts.test)):
-            test.check(catalog.labels)
-    except ValueError as error:
+        plan_training(recipe, catalog, np.array(readable, np.bool_))
+    except UserError as error:
         return str(error)
     return ""

@@ -19,11 +19,18 @@ import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 
 from firstpage.data import worker
-from firstpage.data.file_structure import check_png, jpeg_scans, webp_size
+from firstpage.data.file_structure import (
+    check_jpeg2000,
+    check_png,
+    is_jpeg2000,
+    jpeg_scans,
+    webp_size,
+)
 from firstpage.errors import UserError
 
 MAX_BYTES = 2**30  # of memory for one image, its file included: enough for a JPEG of 108 megapixels
@@ -33,12 +40,15 @@ MAX_SCANNED = 2**31  # pixels times scans of a JPEG: seconds; photographs have a
 
 # Bytes that decoders need per pixel: measured as the peak memory of a process, rounded up. Pillow takes 4 per
 # pixel of RGB, and 4 more while it converts or turns an image.
-PIXEL_BYTES = {"WEBP": 18, "AVIF": 24, "TIFF": 13}
+PIXEL_BYTES = {"WEBP": 18, "AVIF": 24, "TIFF": 13, "JPEG2000": 32, "HEIF": 24}
 STRIP = 2**20  # pixels converted at a time
 
 # The formats in which datasets are published. Pillow's other formats are left out on purpose: EPS starts
-# Ghostscript, TGA accepts any text, and a JPEG 2000 file truncated after its header decodes to a blank image.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+# Ghostscript, and TGA accepts any text.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIF_EXTRA = "'firstpage[heif]'"
 
 NO_MEMORY = "needs more memory than there is"  # stores contain this text, and try such files again
 
@@ -227,7 +237,12 @@ def _decode(file: ImageBytes, max_bytes: int, box: Box | None, min_side: int) ->
     if content[:4] == b"\x89PNG":
         check_png(content)
     file.seek(0)
-    image: Image.Image = Image.open(file, formats=FORMATS)
+    formats: tuple[str, ...] = FORMATS
+    if is_jpeg2000(content):
+        check_jpeg2000(content)
+    elif content[4:8] == b"ftyp" and content[8:12] in HEIF_BRANDS and b"avif" not in content[:64]:
+        formats = _heif_formats()
+    image: Image.Image = Image.open(file, formats=formats)
     # Pillow rotates a TIFF upright by itself: its size when it is opened, its pixels when they are loaded.
     turned = _orientation(image) if image.format == "TIFF" else 1
     width, height = image.size[::-1] if turned in (5, 6, 7, 8) else image.size
@@ -254,6 +269,26 @@ def _decode(file: ImageBytes, max_bytes: int, box: Box | None, min_side: int) ->
         image = image.crop((*corner, math.ceil(x1 * across), math.ceil(y1 * down)))
     image = _rgb(image, format)
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
+
+
+def has_heif() -> bool:
+    """Return whether the package that reads HEIC files, the photographs of phones, is installed.
+
+    >>> has_heif() in (True, False)
+    True
+    """
+    return find_spec("pillow_heif") is not None
+
+
+def _heif_formats() -> tuple[str, ...]:
+    """Make Pillow read HEIF files, once in a process: the plugin takes time to import."""
+    if "HEIF" not in Image.OPEN:
+        if not has_heif():
+            raise UserError(f"a HEIC image: pip install {HEIF_EXTRA} to read it, or convert it to JPEG")
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    return ("HEIF",)
 
 
 def _check_cost(size: tuple[int, int], pixel_bytes: float, file_bytes: int, max_bytes: int) -> None:

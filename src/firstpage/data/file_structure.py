@@ -106,6 +106,59 @@ def check_png(content: bytes) -> None:
     raise UserError(f"has more than {_MAX_CHUNKS:,} chunks")
 
 
+def is_jpeg2000(content: bytes) -> bool:
+    r"""Return whether a file is a JPEG 2000: boxes, or a bare codestream.
+
+    >>> is_jpeg2000(b"\xff\x4f\xff\x51"), is_jpeg2000(b"\xff\xd8\xff\xe0")
+    (True, False)
+    """
+    return content[:4] == b"\xff\x4f\xff\x51" or content[4:12] == b"jP  \r\n\x87\n"
+
+
+def check_jpeg2000(content: bytes) -> None:
+    r"""Follow the parts of a JPEG 2000 to its end marker: without them a decoder returns a blank image.
+
+    >>> check_jpeg2000(b"\xff\x4f\xff\x51\x00\x02")
+    Traceback (most recent call last):
+    ...
+    firstpage.errors.UserError: truncated: the JPEG 2000 data ends at byte 6
+    """
+    position = _codestream_start(content) + 2
+    for _ in range(_MAX_SEGMENTS):
+        marker = content[position : position + 2]
+        if marker == b"\xff\xd9":
+            return
+        length = int.from_bytes(content[position + 2 : position + 4])
+        if marker == b"\xff\x90":  # a tile part, with all its data; the last one may leave its length open
+            length = int.from_bytes(content[position + 6 : position + 10]) - 2
+            if length == -2 and content.find(b"\xff\xd9", position + 12) > 0:
+                return
+        if len(marker) < 2 or position + 2 + length + 2 > len(content):
+            raise UserError(f"truncated: the JPEG 2000 data ends at byte {len(content):,}")
+        if marker[0] != 0xFF or length < 0:
+            raise UserError(f"damaged: no JPEG 2000 data at byte {position:,}")
+        position += 2 + length
+    raise UserError(f"has more than {_MAX_SEGMENTS:,} segments")
+
+
+def _codestream_start(content: bytes) -> int:
+    """Return where the codestream of a JPEG 2000 begins: at once, or in a box."""
+    if content[:2] == b"\xff\x4f":
+        return 0
+    position = 0
+    for _ in range(_MAX_SEGMENTS):
+        length, name = int.from_bytes(content[position : position + 4]), content[position + 4 : position + 8]
+        head = 8
+        if length == 1:
+            length, head = int.from_bytes(content[position + 8 : position + 16]), 16
+        if name == b"jp2c":
+            return position + head
+        if len(name) < 4 or length < head:
+            break
+        position += length
+    raise UserError("truncated: a JPEG 2000 file without image data")
+
+
 def sign_of_cut(content: bytes, format: str) -> str:
     """Return what suggests that a file which can be decoded lacks its end; "" if nothing does.
 

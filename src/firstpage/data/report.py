@@ -74,6 +74,7 @@ class DatasetReport:
         unread: Number of image files of each unsupported format, by suffix.
         refusal: The error that training would raise. Empty if it would not.
         warnings: Other warnings of the reader.
+        notes: How the reader understood the dataset, such as what it took for classes.
 
     >>> from firstpage.data.check import Catalog, check_dataset
     >>> catalog = Catalog("x", Path("root"), ["a.jpg"], np.array([0]), ["a"], {})
@@ -107,6 +108,7 @@ class DatasetReport:
     unread: dict[str, int]
     refusal: str
     warnings: list[str]
+    notes: list[str]
 
     @property
     def ok(self) -> bool:
@@ -213,6 +215,7 @@ class DatasetReport:
             f"  {printable(name)}: {_count(split['images'], 'image')}, {_count(split['classes'], 'class')}"
             for name, split in self.splits.items()
         ]
+        lines += [f"  {printable(note)}" for note in self.notes]
         if classes.size:
             single = _count(int((classes == 1).sum()), "class")
             lines += [f"  images per class: {_spread_text(classes)}; {single} of one image"]

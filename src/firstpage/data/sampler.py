@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Sampler
 
+from firstpage.data.training_plan import check_batch_size, group_sizes
 from firstpage.errors import UserError
+from firstpage.recipes.settings import BatchSettings
 
 _Ints = NDArray[np.int64]
 
@@ -81,8 +83,8 @@ class GroupSampler(Sampler[list[int]]):
         self.epoch, self.position = 0, 0
         self._digest = zlib.crc32(codes.tobytes())
         self._starts = np.cumsum(self._counts) - self._counts
-        group = np.full_like(self._counts, images_per_class)
-        self._group = group if oversample else np.minimum(group, self._counts)
+        self._batch = BatchSettings(batch_size, images_per_class, oversample)
+        self._group = group_sizes(self._counts, self._batch)
         self._check()
         self._turns = -(-self._counts // self._group)  # visits it takes to show a whole class
         images = len(self._rows)
@@ -217,7 +219,6 @@ class GroupSampler(Sampler[list[int]]):
 
     def _check(self) -> None:
         size, per_class, world = self.batch_size, self.images_per_class, self.world
-        largest, available = int(self._group.max()), int(self._group.sum())
         if not 0 <= self.rank < world:
             raise UserError(f"GroupSampler(rank={self.rank}, world={world}): rank must be in 0..world-1")
         if self.seed < 0:
@@ -226,16 +227,7 @@ class GroupSampler(Sampler[list[int]]):
             raise UserError(f"images per class {per_class}: must be at least 1")
         if size < 1 or size % world:
             raise UserError(f"batch size {size}: must be a positive multiple of world={world}")
-        if largest >= size:
-            raise UserError(
-                f"batch size {size} with {per_class} images per class: one class would fill a batch, "
-                f"without negatives; use a batch size above {largest} or fewer than {size} images per class"
-            )
-        if available < size:
-            raise UserError(
-                f"batch size {size} with {per_class} images per class: the {len(self._group)} classes give "
-                f"only {available} images; use at most {available // world * world} (batch.size)"
-            )
+        check_batch_size(self._group, self._batch, world=world)
 
 
 def _by_class(labels: ArrayLike) -> tuple[_Ints, _Ints, _Ints]:

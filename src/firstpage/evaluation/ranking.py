@@ -78,6 +78,7 @@ def ranked(
     results: int,
     ties: Ties,
     block: int | None = None,
+    exclude: tuple[Tensor, Tensor] | None = None,
 ) -> Iterator[Ranked]:
     """Rank the whole gallery for the queries `rows`, a few at a time.
 
@@ -91,6 +92,7 @@ def ranked(
         results: first results to keep, at most the candidates of a query.
         ties: which of two equal similarities comes first (see `evaluate`).
         block: queries at a time; as many as half a gibibyte of similarities allows if left out.
+        exclude: [Q] and [G] codes: what has the code of a query is no candidate of it.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
     >>> classes = torch.tensor([0, 0, 1, 1])
@@ -116,7 +118,7 @@ def ranked(
     step = max(1, sizes.step // width)
     chunk = _up(max(1, sizes.chunk // gallery.shape[1]), _GROUP)
     similarity = torch.empty(_up(block, _TILE), width, dtype=dtype, device=device)
-    most = relevant[rows].cpu()  # the widths of the steps are read here, once
+    most, members_of = relevant[rows].cpu(), counts[classes[rows]].cpu()  # widths of the steps, read once
     for begin in range(0, len(rows), block):
         asked = rows[begin : begin + block]
         with full_precision(embeddings):
@@ -131,10 +133,13 @@ def ranked(
         for top in range(0, len(asked), step):
             taken = asked[top : top + step]
             lines = similarity[top : top + len(taken)]
-            room = int(most[begin + top : begin + top + len(taken)].max())
+            if exclude is not None:
+                lines[:, :count].masked_fill_(exclude[0][taken, None] == exclude[1], -torch.inf)
+            part = slice(begin + top, begin + top + len(taken))
+            room, span = int(most[part].max()), int(members_of[part].max())
             yield Ranked(
                 taken,
-                _ranks(lines, classes[taken], members, starts, counts, room, ties, alone),
+                _ranks(lines, classes[taken], members, starts, counts, room, span, ties),
                 relevant[taken],
                 _first(lines, classes[taken], gallery_classes, results, ties),
             )
@@ -157,15 +162,15 @@ def _ranks(
     starts: Tensor,
     counts: Tensor,
     room: int,
+    span: int,
     ties: Ties,
-    alone: bool,
 ) -> Tensor:
-    """[B, room]: the rank of each positive, best first."""
-    place = torch.arange(room + int(alone), device=similarity.device)
+    """[B, room]: the rank of each positive, best first, where a class has at most `span` members."""
+    place = torch.arange(span, device=similarity.device)
     inside = place < counts[classes, None]
     columns = members[(starts[classes, None] + place).clamp(max=len(members) - 1)]
     score = similarity.gather(1, columns).masked_fill(~inside, -torch.inf)
-    # Stable: equal positives stay by index. The query itself stands at −∞, after its positives.
+    # Stable: equal positives stay by index. The query itself and what is excluded are at −∞, after them.
     score, order = score.sort(dim=1, descending=True, stable=True)
     score, columns = score[:, :room].contiguous(), columns.gather(1, order)[:, :room]
     number = torch.arange(1, room + 1, device=score.device)

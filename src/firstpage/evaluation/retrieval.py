@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.evaluation.bootstrap import bootstrap_interval
-from firstpage.evaluation.inputs import ArrayLike, as_labeled_vectors
+from firstpage.evaluation.inputs import ArrayLike, as_labeled_vectors, as_tensor
 from firstpage.evaluation.metrics import FALSE_POSITIVE_RATES, RECALL_LEVELS, metric_names, query_metrics
 from firstpage.evaluation.ranking import Ranked, Ties, ranked
 
@@ -200,6 +200,8 @@ def evaluate(
     results: int = 10,
     block: int | None = None,
     shared: bool = False,
+    exclude: ArrayLike | None = None,
+    gallery_exclude: ArrayLike | None = None,
 ) -> Retrieval:
     """Search the gallery for every query by cosine similarity, and compute metrics of the rankings.
 
@@ -219,6 +221,9 @@ def evaluate(
         block: Number of queries at a time. Defaults to a number that depends on the size of the gallery.
         shared: Divide the queries among the ranks of `torch.distributed`. Every rank must call this with the
             same arguments, and gets the metrics of all queries.
+        exclude: [Q] codes, such as the cameras of the images. What has the code of a query is neither right
+            nor wrong for it: it is left out of its gallery. Negative codes leave nothing out.
+        gallery_exclude: [G] codes of the gallery, if there is one.
 
     Raises:
         UserError: Wrong shapes, NaN or a zero vector, an empty gallery, a gallery of a single class, k < 1,
@@ -232,18 +237,20 @@ def evaluate(
     ks = list(dict.fromkeys(ks))
     vectors, labels = as_labeled_vectors("embeddings", embeddings, "labels", labels)
     if gallery is None or gallery is embeddings:
-        searched, searched_labels = None, labels
+        searched, searched_labels, gallery_exclude = None, labels, exclude
     else:
         searched, searched_labels = _check_gallery(vectors, gallery, gallery_labels)
     _check_options(ks, ties, results, block)
-    classes, gallery_classes, positives, negatives = _class_counts(labels, searched_labels, searched is None)
+    codes = _check_exclude(exclude, gallery_exclude, labels, searched_labels)
+    counts = _class_counts(labels, searched_labels, searched is None, codes)
+    classes, gallery_classes, positives, negatives = counts
     # Sorted by the number of positives, so that the queries of one block have similar numbers.
     rows = positives.argsort(stable=True)[int((positives == 0).sum()) :]
     share = rows[torch.distributed.get_rank() :: torch.distributed.get_world_size()] if shared else rows
-    results = min(results, len(searched_labels) - int(searched is None))
+    results = min(results, int((positives + negatives)[rows].min()))  # what the poorest query has
     sides = vectors, classes, searched, gallery_classes
-    parts = ranked(*sides, positives, share, results=results, ties=ties, block=block)
-    values, first, curves = _collect(parts, negatives, ks, results)
+    parts = ranked(*sides, positives, share, results=results, ties=ties, block=block, exclude=codes)
+    values, first, curves = _collect(parts, negatives.clamp(min=1), ks, results)
     if shared:  # the values of a query are zero on all ranks but one
         for tensor in (values, first, curves):
             torch.distributed.all_reduce(tensor)
@@ -289,20 +296,61 @@ def _check_options(ks: Sequence[int], ties: str, results: int, block: int | None
         raise UserError(f"block={block}: must be at least 1")
 
 
+def _check_exclude(
+    exclude: ArrayLike | None, gallery_exclude: ArrayLike | None, labels: Tensor, gallery_labels: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Convert codes to tensors; those of queries are -1 and those of the gallery -2 if they are negative."""
+    if exclude is None:
+        return None
+    if gallery_exclude is None:
+        raise UserError("gallery_exclude=None: give the codes of the gallery, one integer per row, too")
+    codes = []
+    for name, values, rows, missing in (
+        ("exclude", exclude, labels, -1),
+        ("gallery_exclude", gallery_exclude, gallery_labels, -2),
+    ):
+        tensor = as_tensor(name, values)
+        if tensor.shape != rows.shape or tensor.is_floating_point():
+            raise UserError(
+                f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}, need {len(rows)} integers"
+            )
+        tensor = tensor.to(rows.device)
+        codes.append(torch.where(tensor < 0, missing, tensor))
+    return codes[0], codes[1]
+
+
 def _class_counts(
-    labels: Tensor, gallery_labels: Tensor, each_other: bool
+    labels: Tensor, gallery_labels: Tensor, each_other: bool, exclude: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Class indices of the queries [Q] and the gallery [G], and each query's positives and negatives [Q]."""
-    known, codes = torch.unique(torch.cat([labels, gallery_labels]), return_inverse=True)
-    classes, gallery_classes = torch.split(codes, [len(labels), len(gallery_labels)])
+    known, numbers = torch.unique(torch.cat([labels, gallery_labels]), return_inverse=True)
+    classes, gallery_classes = torch.split(numbers, [len(labels), len(gallery_labels)])
     sizes = torch.bincount(gallery_classes, minlength=len(known))
-    positives = sizes[classes] - int(each_other)
+    left_out = right = torch.full_like(classes, int(each_other))
+    if exclude is not None:
+        codes, gallery_codes = exclude
+        left_out = _count_equal(codes, gallery_codes)
+        both = torch.stack([codes, classes], dim=1), torch.stack([gallery_codes, gallery_classes], dim=1)
+        right = _count_equal(*both)
+        if each_other:  # a query without a code of its own is left out all the same
+            left_out, right = left_out.clamp(min=1), right.clamp(min=1)
+    positives = sizes[classes] - right
     if not bool((positives > 0).any()):
-        raise UserError("labels: no query has another image of its class in the gallery: nothing to find")
+        rest = "" if exclude is None else " that is not excluded"
+        raise UserError(
+            f"labels: no query has another image of its class in the gallery{rest}: nothing to find"
+        )
     if int((sizes > 0).sum()) == 1:
         name = "labels" if each_other else "gallery_labels"
         raise UserError(f"{name}: all {len(gallery_labels)} are of one class; give at least two classes")
-    return classes, gallery_classes, positives, len(gallery_labels) - sizes[classes]
+    return classes, gallery_classes, positives, len(gallery_labels) - left_out - positives
+
+
+def _count_equal(rows: Tensor, among: Tensor) -> Tensor:
+    """[Q]: how many rows of `among` are equal to each of `rows`."""
+    known, codes = torch.unique(torch.cat([rows, among]), return_inverse=True, dim=0)
+    mine, theirs = torch.split(codes, [len(rows), len(among)])
+    return torch.bincount(theirs, minlength=len(known))[mine]
 
 
 def _collect(

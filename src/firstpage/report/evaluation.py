@@ -12,7 +12,7 @@ from torch import Tensor
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import printable
-from firstpage.data.splits import QueryGallery
+from firstpage.data.splits import QueryGallery, query_gallery
 from firstpage.evaluation import Clustering, Retrieval, Verification, cluster, evaluate, verify
 from firstpage.recipes.settings import ModelSettings
 from firstpage.report.facts import dataset_name
@@ -40,6 +40,7 @@ class EmbeddedTest:
         model: Settings of the model, if known.
         record: Contents of the run folder; None for a saved model.
         notes: What a reader must know about the data, such as images that cannot be read.
+        exclude_same: Column of the dataset, such as "camera": what has a query's value is no result of it.
 
     >>> from pathlib import Path
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
@@ -57,6 +58,7 @@ class EmbeddedTest:
     model: ModelSettings | None = None
     record: Record | None = None
     notes: list[str] = field(default_factory=list)
+    exclude_same: str | None = None
 
     @property
     def data(self) -> str:
@@ -86,23 +88,28 @@ class EmbeddedTest:
         return is_same_data(self.record, self.catalog)
 
 
-def embed_test(run: OpenRun) -> EmbeddedTest:
+def embed_test(run: OpenRun, exclude_same: str | None = None) -> EmbeddedTest:
     """Embed the test images of a run.
 
     Args:
         run: A run or saved model, as `open_run` returns it.
+        exclude_same: See `EmbeddedTest`.
 
     Raises:
-        UserError: The data has no test under the protocol of the run.
+        UserError: The data has no test under the protocol of the run, or no such column.
 
     >>> from firstpage.runs import open_run
     >>> embed_test(open_run("nowhere"))
     Traceback (most recent call last):
     FileNotFoundError: nowhere: no such folder
     """
+    notes = []
+    if exclude_same is not None:
+        run.catalog.column_codes(exclude_same)  # before minutes of embedding
+        notes = [f"images with the {exclude_same} of a query are no results of it"]
     queries = run.embed(run.test.queries)
     gallery = None if run.test.gallery is None else run.embed(run.test.gallery)
-    about = run.settings.protocol, run.model.settings, run.record, run.notes
+    about = run.settings.protocol, run.model.settings, run.record, run.notes + notes, exclude_same
     return EmbeddedTest(run.name, run.catalog, run.test, queries, gallery, *about)
 
 
@@ -158,10 +165,14 @@ class Evaluation:
         record = self.test.record
         if record is None or not self.test.is_own_data or not record.recipe.schedule.epochs:
             return {}
-        if record.recipe.train.protocol == self.test.protocol == "fair":
+        if self.test.exclude_same is not None:
+            return {}
+        splits = self.test.catalog.splits
+        only_validation = bool(splits) and query_gallery(splits) is None  # whose evaluations are in the log
+        if record.recipe.train.protocol == self.test.protocol == "fair" and not only_validation:
             return record.result.get("untrained") or {}
         first = next((line for line in record.evaluations if line.get("epoch") == 0), {})
-        return first if record.recipe.train.protocol == "paper" else {}
+        return first if record.recipe.train.protocol == "paper" or only_validation else {}
 
     @cached_property
     def classes(self) -> list[dict[str, Any]]:
@@ -268,7 +279,18 @@ def evaluate_test(test: EmbeddedTest, *, clustering: bool = True) -> Evaluation:
     75.0
     """
     labels, gallery_labels = test.labels, test.gallery_labels
-    retrieval = evaluate(test.queries, labels, test.gallery, gallery_labels)
+    exclude, gallery_exclude = None, None
+    if test.exclude_same is not None:
+        codes = test.catalog.column_codes(test.exclude_same)
+        exclude, gallery_exclude = codes[test.rows.queries], codes[test.searched_rows]
+    retrieval = evaluate(
+        test.queries,
+        labels,
+        test.gallery,
+        gallery_labels,
+        exclude=exclude,
+        gallery_exclude=gallery_exclude,
+    )
     clusters = None
     if clustering:
         vectors, classes = test.queries, labels

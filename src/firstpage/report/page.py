@@ -52,8 +52,10 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     *,
     data: str | os.PathLike[str] | None = None,
+    classes: str | None = None,
     protocol: str | None = None,
     clustering: bool = True,
+    exclude_same: str | None = None,
     device: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -64,8 +66,10 @@ def write_report(
         runs: Run folders, or folders of saved models.
         out: The file. Defaults to `report.html` in the folder of the first run.
         data: A dataset. Defaults to each run's own. Saved models are tested as the first run is.
+        classes: What makes a class in folders of images; see `firstpage.data.read`.
         protocol: `paper` or `fair`. Defaults to each run's own.
         clustering: Also cluster the test images, which is slow with thousands of classes.
+        exclude_same: Column of the dataset, such as "camera": what has a query's value is no result of it.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
@@ -92,6 +96,7 @@ def write_report(
         open_run(
             run,
             data,
+            classes=classes,
             protocol=protocol,
             like=None if _is_run(run) else first,
             device=device,
@@ -100,7 +105,7 @@ def write_report(
         )
         for run in runs
     ]
-    tests = [embed_test(run) for run in opened]
+    tests = [embed_test(run, exclude_same) for run in opened]
     del opened  # the models take memory
     evaluations = [evaluate_test(test, clustering=clustering) for test in tests]
     return write_page(dict(zip(names, evaluations, strict=True)), target)

@@ -88,8 +88,12 @@ def embed_to_file(
     return f"wrote {len(readable):,} embeddings of {run.model.dim} dimensions to {target}{note}"
 
 
-def read_images(paths: Sequence[str]) -> Catalog:
+def read_images(paths: Sequence[str], classes: str | None = None) -> Catalog:
     """Return the catalog of what is to be embedded: a dataset, labeled or not, or single images.
+
+    Args:
+        paths: A dataset, or images.
+        classes: What makes a class in folders of images; see `firstpage.data.read`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -101,7 +105,7 @@ def read_images(paths: Sequence[str]) -> Catalog:
     """
     files = [Path(path).expanduser() for path in paths]
     if len(files) == 1 and not is_image(files[0].name):
-        return read(paths[0], unlabeled=True)
+        return read(paths[0], classes=classes, unlabeled=True)
     for file in files:
         if not file.exists():
             raise FileNotFoundError(f"{file}: no such file")

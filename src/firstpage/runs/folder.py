@@ -150,6 +150,7 @@ class RunFolder:
                 "fingerprint": fingerprint(catalog),
             }
             | ({"file": catalog.file} if catalog.file else {})
+            | ({"classes": catalog.class_rule} if catalog.class_rule else {})
             | ({"train_classes": list(train_classes)} if train_classes else {}),
         }
         self._write(about)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from firstpage.data import read
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery, query_gallery, split_catalog, unreadable_note
 from firstpage.data.store import PixelStore
@@ -19,7 +18,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.models.embedding_cache import embed_cached
 from firstpage.recipes.settings import TrainSettings
 from firstpage.runs.record import Record
-from firstpage.runs.run_data import find_data, is_trained_on, restore_splits
+from firstpage.runs.run_data import find_data, is_trained_on, read_data, restore_splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +128,7 @@ def open_run(
     folder: str | os.PathLike[str],
     data: str | os.PathLike[str] | Catalog | None = None,
     *,
+    classes: str | None = None,
     protocol: str | None = None,
     like: str | os.PathLike[str] | None = None,
     device: str | None = None,
@@ -142,6 +142,8 @@ def open_run(
         data: A dataset. Defaults to the run's own. If it has no splits, the test set is the classes held
             out of training for a run that was trained on it, and all images otherwise. A run folder stands
             for the data and the test of that run, so that a saved model can be compared with it.
+        classes: What makes a class in folders of images; see `firstpage.data.read`. Defaults to what it was
+            in training, if the run was trained on this data.
         protocol: `paper` or `fair`, as in training. Defaults to the run's own; `fair` for a saved model.
         like: Folder of a run with which it shall be compared: it is tested on the same images of the data.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
@@ -174,7 +176,9 @@ def open_run(
     if isinstance(data, Catalog):
         catalog = data
     elif data is not None:
-        catalog = read(os.fspath(data))
+        catalog = read_data(other or record, os.fspath(data), classes)
+    elif classes is not None:
+        raise UserError(f"classes={classes!r}: name the data that is to be read this way with --data")
     elif (trained := other or record) is not None:
         catalog = find_data(trained)
     else:

@@ -25,6 +25,7 @@ class _Data(TypedDict, total=False):
     images: int
     fingerprint: str
     file: str
+    classes: str
     train_classes: list[str]
 
 

@@ -40,7 +40,7 @@ def find_data(record: Record) -> Catalog:
         try:
             with warnings.catch_warnings():  # training showed them already
                 warnings.simplefilter("ignore")
-                catalog = read(path, kind=name)
+                catalog = read(path, kind=name, classes=about.get("classes"))
         except (OSError, ValueError, TypeError, ImportError):
             continue
         if is_same_data(record, catalog):
@@ -48,6 +48,31 @@ def find_data(record: Record) -> Catalog:
     raise FileNotFoundError(
         f"{record.folder}: its data ({name} in {root}) was moved or changed: pass the dataset with --data"
     )
+
+
+def read_data(record: Record | None, path: str, classes: str | None = None) -> Catalog:
+    """Read a dataset for a run: one that the run was trained on with the same classes as in training.
+
+    Args:
+        record: The run; None for a saved model.
+        path: The dataset.
+        classes: See `firstpage.data.read`. Defaults to that of the run for its own data.
+
+    >>> read_data(None, "nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: read('nowhere'): no such file or folder
+    """
+    rule = _data(record).get("classes")
+    if classes is None and rule not in (None, "leaf"):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                catalog = read(path, classes=rule)
+            if is_trained_on(record, catalog):
+                return catalog
+        except (OSError, ValueError):
+            pass  # other data: read below as if there were no run
+    return read(path, classes=classes)
 
 
 def is_same_data(record: Record | None, catalog: Catalog) -> bool:

@@ -1,7 +1,7 @@
 """`fit`: the training loop, from top to bottom."""
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from torch import nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
 from firstpage.data.store import PixelStore
+from firstpage.data.training_plan import BatchTooLarge
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
@@ -84,8 +85,10 @@ def fit(
             return ranks.broadcast(Result.read(run.path) if run.path else None)  # type: ignore[return-value]
         model = _make_model(recipe, target)
         if pixels is None:
-            # A recipe that does not fit is refused before the slow decoding.
-            prepare(recipe, catalog, None, model, world_size=ranks.world_size, loss=loss)
+            # A recipe that does not fit is refused before the slow decoding, unless its remedy depends on it:
+            # the largest batch is made of images that can be read.
+            with suppress(BatchTooLarge):
+                prepare(recipe, catalog, None, model, world_size=ranks.world_size, loss=loss)
             stored, resize = recipe.model.stored, recipe.model.resize
             show = progress and ranks.is_first
             pixels = PixelStore.build(catalog, cache, size=stored, resize=resize, progress=show).to(target)
@@ -133,7 +136,7 @@ def _train(
 
     with display:
         display.print(split.summary(catalog))
-        for note in unreadable_note(catalog, job.pixels.ok):
+        for note in [*catalog.notes, *unreadable_note(catalog, job.pixels.ok)]:
             display.print(note)
         if saved is None:
             display.print(estimate_duration(job))

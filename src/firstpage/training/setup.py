@@ -12,7 +12,8 @@ from firstpage._plugins import import_object
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.sampler import GroupSampler
-from firstpage.data.splits import DataSplit, split_catalog
+from firstpage.data.splits import DataSplit
+from firstpage.data.training_plan import plan_training
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.recipe import Recipe
@@ -103,13 +104,7 @@ def prepare(
             "use only one of the two"
         )
     seed = recipe.train.seed
-    split = split_catalog(
-        catalog, np.ones(len(catalog), bool) if readable is None else readable, recipe.train
-    )
-    for test in (split.validation, split.test):
-        if test is not None:
-            test.check(catalog.labels)
-    names, labels = np.unique(catalog.labels[split.train], return_inverse=True)
+    split, labels = plan_training(recipe, catalog, readable)
     settings = recipe.augment
     augment = Augment(
         model.preprocess.size,
@@ -123,7 +118,9 @@ def prepare(
         fused=recipe.train.compile,
     )
     with seeded(model.device, "plan", seed):  # proxies start with the same values however often it is called
-        criteria = make_criteria(recipe.loss, model, len(names), len(catalog), loss).to(model.device)
+        criteria = make_criteria(recipe.loss, model, int(labels.max()) + 1, len(catalog), loss).to(
+            model.device
+        )
     memories = []
     for part in criteria if recipe.memory.size else ():
         check_memory(part, recipe.memory.size, len(split.train))

@@ -73,6 +73,7 @@ def read(
     path: str | Path,
     kind: str | None = None,
     *,
+    classes: str | None = None,
     unlabeled: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Catalog:
@@ -84,6 +85,8 @@ def read(
     Args:
         path: A folder or a table, or "glyphs" for the built-in dataset.
         kind: One of `kinds()`. By default it is recognized by the contents of the folder.
+        classes: What makes a class in folders of images: `leaf` (the innermost folder, the default), `top`,
+            `depth=2`, or a pattern that finds it in file names; see `firstpage.data.readers.folder`.
         unlabeled: Accept a folder of images without class folders, as one class named after the folder.
         options: Passed to the reader: `root` for csv and parquet, the options of `draw_glyphs` for glyphs.
 
@@ -100,6 +103,7 @@ def read(
     folder: 2 images, 2 classes
     """
     if path == "glyphs" and kind in (None, "glyphs"):
+        _refuse_classes(classes, "glyphs")
         return _read_glyphs(None, **options)
     path = Path(path).expanduser()
     if not path.exists():
@@ -107,13 +111,20 @@ def read(
     kind = kind or _recognize_kind(path)
     if kind not in _READERS:
         raise UserError(f"read({str(path)!r}, kind={kind!r}): must be one of {', '.join(kinds())}")
-    if unlabeled and kind == "folder":
-        options["unlabeled"] = True
+    if kind == "folder":
+        options |= {"unlabeled": unlabeled} | ({"classes": classes} if classes else {})
+    else:
+        _refuse_classes(classes, kind)
     catalog = _READERS[kind](path, **options)
     catalog = replace(catalog, warnings=catalog.warnings + find_problems(catalog))
     for warning in catalog.warnings:
         warnings.warn(warning, stacklevel=2)
     return catalog
+
+
+def _refuse_classes(classes: str | None, kind: str) -> None:
+    if classes:
+        raise UserError(f"classes={classes!r}: {kind!r} has classes of its own: only those of folders vary")
 
 
 def _recognize_kind(path: Path) -> str:

@@ -25,6 +25,9 @@ from firstpage.data.readers.layout import (
 from firstpage.data.readers.survey import unread_notes
 from firstpage.errors import UserError
 
+MAX_NOTES = 3  # on folders that are named like splits
+FILLERS = re.compile(r"[^a-z]+|(?:set|images?|data|split)\b")  # of train_set and Test-Images
+
 ClassOf = Callable[[str], str | None]  # from a path below the split to its class, or None
 
 
@@ -38,7 +41,7 @@ def read_folder(path: Path, *, classes: str = "leaf", unlabeled: bool = False) -
     Folders are splits if all of them, or at least two, have such names (a class may be called "train");
     `training`, `validation`, `valid` and `testing` are understood too. A class that is in two splits has one
     label. Where images lie deeper, a class is named by its path ("birds/wren"), and the outermost folders are
-    its super-classes (`Catalog.groups`).
+    its super-classes (`Catalog.groups`). `Catalog.notes` tells what was taken for what.
 
     Args:
         path: The folder.
@@ -63,7 +66,9 @@ def read_folder(path: Path, *, classes: str = "leaf", unlabeled: bool = False) -
     names = list_folders(path)
     splits = [name for split in SPLITS for name in names if normalize_split(name) == split]
     parts = splits if len(splits) > 1 or splits == names else []
-    return read_class_folders("folder", path, parts or [""], classes=classes, unlabeled=unlabeled)
+    catalog = read_class_folders("folder", path, parts or [""], classes=classes, unlabeled=unlabeled)
+    notes = catalog.notes + _unused_splits(catalog.paths, bool(parts))
+    return replace(catalog, class_rule=classes, notes=notes)
 
 
 def read_class_folders(
@@ -99,9 +104,10 @@ def read_class_folders(
     empty: set[str] = set()
     for part in parts:
         for folder in list_folders(root / part):
-            found = list_image_files(root / part, folder)
+            hollow: list[str] = []
+            found = list_image_files(root / part, folder, hollow)
             files += [(part, file) for file in found]
-            empty |= set() if found or by_name else {folder}
+            empty |= set() if by_name else {class_of(f"{name}/") or "" for name in hollow}
         if by_name:  # needs no folders
             files += [(part, file) for file in loose.pop(part)]
     suffixes = Counter(suffix(file) for _, file in files)
@@ -117,7 +123,8 @@ def read_class_folders(
         return Catalog(name, root, outside, zeros, [root.resolve().name], {}, unread=unread)
     if not paths:
         raise _no_images(name, root, classes if images else "", unread, outside)
-    names = sorted({label for _, _, label in labeled} | empty)
+    unread_classes = {label for _, file in files if not is_image(file) and (label := class_of(file))}
+    names = sorted({label for _, _, label in labeled} | unread_classes | empty)
     label_of = {label: number for number, label in enumerate(names)}
     warnings = _find_strays(root, loose)
     if len(labeled) < len(images):
@@ -133,7 +140,7 @@ def read_class_folders(
         unread=unread,
         warnings=[f"{name}: {problem}" for problem in warnings],
     )
-    return catalog if by_name else _with_groups(catalog, [file for _, file, _ in labeled], classes)
+    return _with_groups(catalog, [file for _, file, _ in labeled], classes, by_name)
 
 
 def _class_rule(classes: str) -> ClassOf:
@@ -162,19 +169,53 @@ def _class_rule(classes: str) -> ClassOf:
     return from_name
 
 
-def _with_groups(catalog: Catalog, files: Sequence[str], classes: str) -> Catalog:
-    """Add the outermost folders as super-classes, and a note, if images lie deeper than one folder."""
+def _with_groups(catalog: Catalog, files: Sequence[str], classes: str, by_name: bool) -> Catalog:
+    """Add the outermost folders as super-classes, and a note, if classes are not just the folders."""
     depths = {file.count("/") for file in files}
-    if depths == {1}:
+    if depths == {1} and not by_name:
         return catalog
-    groups, group_names = encode_names([file.split("/", 1)[0] for file in files])
-    count = f"{len(catalog.classes):,} classes in {len(group_names):,} folders"
+    present = np.unique(catalog.labels)
+    count = f"{len(present):,} {'class' if len(present) == 1 else 'classes'}"
     if classes == "top":
-        note = f"{count}; classes are the outermost folders, whatever folders are in them"
+        note = f"{count}: the outermost folders, whatever folders are in them"
         return replace(catalog, notes=[note])
-    rule = "innermost folders" if classes == "leaf" else f"{classes.removeprefix('depth=')} outermost folders"
-    note = f"{count}; classes are the {rule}, such as {catalog.classes[0]!r}: --classes top|depth=N to change"
+    first = f"such as {catalog.classes[present[-1]]!r}"
+    if by_name:
+        rule = f"what {classes!r} finds in file names, {first}"
+    elif classes == "leaf":
+        rule = f"the innermost folders, {first}: --classes top|depth=N|PATTERN to change"
+        if len(depths) > 1:
+            rule = (
+                f"the folders that hold images, {first} (not all are equally deep): --classes top to change"
+            )
+    else:
+        rule = f"the {classes.removeprefix('depth=')} outermost folders, {first}"
+    if 0 in depths:  # files outside folders: there are no super-classes
+        return replace(catalog, notes=[f"{count}; classes are {rule}"])
+    groups, group_names = encode_names([file.split("/", 1)[0] for file in files])
+    among = f"{len(group_names):,} {'group' if len(group_names) == 1 else 'groups'}"
+    note = f"{count} in {among}; classes are {rule}"
     return replace(catalog, groups=groups, group_names=group_names, notes=[note])
+
+
+def _unused_splits(paths: Sequence[str], split: bool) -> list[str]:
+    """Say why folders that are named like splits are none; `split` if the outermost folders are splits."""
+    inner: dict[str, tuple[int, str]] = {}  # the first folder of each such name, and how deep it is
+    for folder in dict.fromkeys(path.rpartition("/")[0] for path in paths):
+        names = folder.split("/")
+        for depth in range(int(split), len(names)):
+            words = list(filter(None, FILLERS.split(names[depth].lower())))
+            if words and all(normalize_split(word) in SPLITS for word in words):
+                inner.setdefault(names[depth], (depth, "/".join(names[: depth + 1])))
+    notes = []
+    for name, (depth, folder) in sorted(inner.items())[:MAX_NOTES]:
+        reason = "splits are the outermost folders"
+        if depth == 0:
+            reason = "two or more folders with such names are splits, one beside others is a class"
+            if normalize_split(name) not in SPLITS:
+                reason = f"splits are named {', '.join(SPLITS)}"
+        notes.append(f"{folder!r} is no split: {reason}")
+    return notes
 
 
 def _no_images(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage import durable
+from firstpage.data.decode import has_heif
 from firstpage.errors import UserError
 
 MAX_BYTES = 2**32  # of a table: 40 million rows
@@ -34,14 +35,39 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "glyphs": ("glyphs.json",),
 }
 
+HEIF_SUFFIXES = frozenset({".heic", ".heif"})  # of phones
+
 # Files are listed by their names; only the decoder knows whether they can be read.
 IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
-)
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".avif",
+        ".jp2",
+        ".j2k",
+        ".jpf",
+        ".jpx",
+    ]
+) | (HEIF_SUFFIXES if has_heif() else frozenset())
 
 # Formats that the decoder does not support; such files are counted and reported.
-UNREAD_SUFFIXES = frozenset(
-    ".heic .heif .svg .psd .jxl .jp2 .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
+UNREAD_SUFFIXES = (
+    frozenset(
+        ".heic .heif .svg .psd .jxl .tga .exr .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf".split()  # noqa: SIM905
+    )
+    - IMAGE_SUFFIXES
 )
 
 LISTED_SUFFIXES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
@@ -109,11 +135,16 @@ def list_folders(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry.path))
 
 
-def list_image_files(root: Path, folder: str) -> list[str]:
+def list_image_files(root: Path, folder: str, empty: list[str] | None = None) -> list[str]:
     """Return the sorted paths, relative to `root`, of all image files in a folder and its subfolders.
 
     Files of unsupported formats are included. Links to folders are not followed, as a link to a parent would
     never end. A folder named like an image is listed, not entered: the pixel store will report it.
+
+    Args:
+        root: The folder that paths are relative to.
+        folder: The folder to list.
+        empty: Folders without images and without folders are added to this list.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -127,6 +158,7 @@ def list_image_files(root: Path, folder: str) -> list[str]:
     pending = [folder]
     while pending:
         current = pending.pop()
+        before = len(files) + len(pending)
         with os.scandir(root / current) as entries:
             for entry in entries:
                 name = f"{current}/{entry.name}" if current else entry.name
@@ -137,6 +169,8 @@ def list_image_files(root: Path, folder: str) -> list[str]:
                     pending.append(name)
                 elif ending in LISTED_SUFFIXES:
                     files.append(name)
+        if empty is not None and len(files) + len(pending) == before:
+            empty.append(current)
     return sorted(files)
 
 

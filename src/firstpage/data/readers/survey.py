@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.decode import HEIF_EXTRA
+from firstpage.data.readers.layout import HEIF_SUFFIXES
 
 # Number of images of each split, as published.
 PUBLISHED = {
@@ -49,11 +51,13 @@ def find_problems(catalog: Catalog) -> list[str]:
 def unread_notes(counts: Mapping[str, int]) -> list[str]:
     """Return one line per unsupported image format.
 
-    >>> unread_notes({".heic": 12})
-    ['12 .heic files are not supported; convert them to JPEG or PNG']
+    >>> unread_notes({".svg": 12})
+    ['12 .svg files are not supported; convert them to JPEG or PNG']
     """
     return [
-        f"{count:,} {suffix} files are not supported; convert them to JPEG or PNG"
+        f"{count:,} {suffix} files are not read: pip install {HEIF_EXTRA}, or convert them to JPEG"
+        if suffix in HEIF_SUFFIXES
+        else f"{count:,} {suffix} files are not supported; convert them to JPEG or PNG"
         for suffix, count in sorted(counts.items())
     ]
 

@@ -3,7 +3,8 @@
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from itertools import chain
 from math import isnan, nan
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from firstpage._spelling import suggest
 from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import (
     encode_names,
@@ -24,6 +26,16 @@ from firstpage.errors import UserError
 
 CORNERS = ("x0", "y0", "x1", "y1")
 COLUMNS = {"path", "label", "split", "box", "group", *CORNERS}
+SAMPLE = "path,label,split,group,x0,y0,x1,y1"  # only the first two are needed
+OTHER_NAMES = {
+    "path": ("file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "photo"),
+    "label": ("labels", "class", "class_name", "category", "identity", "target", "product", "id"),
+    "split": ("splits", "set", "subset", "partition"),
+    "group": ("groups", "superclass", "super_class", "supercategory"),
+    "box": ("bbox", "boxes", "bounding_box"),
+}
+MAX_FURTHER = 64  # further columns kept
+MAX_NAMED = 8  # of them in a note
 MISSING = ("nan", "NaN", "<NA>")  # as numpy and pandas write an empty cell
 
 
@@ -32,6 +44,7 @@ def read_csv(path: Path, *, root: str | Path | None = None) -> Catalog:
 
     Optional columns: `split`; a box as `x0`, `y0`, `x1`, `y1` or as one `box` of four numbers; `group`. Boxes
     and splits may be empty. The case of splits and blanks around names are ignored. Paths may be absolute.
+    Any further columns, such as `camera`, are kept as text in `Catalog.columns`.
 
     Args:
         path: The file.
@@ -78,7 +91,10 @@ def read_parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
     with open_table(path) as opened:
         try:
             file = ParquetFile(opened)
-            header = [name for name in file.schema_arrow.names if name.strip().lower() in COLUMNS]
+            fields = file.schema_arrow
+            plain = [name for name in fields.names if _is_plain(fields.field(name).type)]
+            further = [name for name in plain if name.strip().lower() not in COLUMNS][:MAX_FURTHER]
+            header = [name for name in fields.names if name.strip().lower() in COLUMNS or name in further]
             batches = (
                 zip(*(column.to_pylist() for column in batch.columns), strict=True)
                 for batch in file.iter_batches(columns=header)
@@ -105,7 +121,12 @@ def _read_rows(
     for name in ("path", "label", *(CORNERS if has_corners else ())):
         if name not in column:
             names = " ".join(", ".join(column).split())  # a quote without an end takes in the lines below
-            raise UserError(f"{file}: no column {name!r}; its columns are {names or 'none'}")
+            meant = next((other for other in OTHER_NAMES.get(name, ()) if other in column), None)
+            guess = f"did you mean {meant!r}? " if meant else suggest(name, column.keys() - COLUMNS)
+            raise UserError(
+                f"{file}: no column {name!r}; its columns are {names or 'none'}; "
+                f"{guess}a table has columns such as {SAMPLE}"
+            )
     if len(column) < len(header):
         found = Counter(name.strip().lower() for name in header)
         twice = [name for name in sorted(COLUMNS) if found[name] > 1]
@@ -116,6 +137,9 @@ def _read_rows(
     path_at, label_at, split_at = column["path"], column["label"], column.get("split")
     group_at, box_at = column.get("group"), column.get("box")
     corners_at = [column[corner] for corner in CORNERS] if has_corners else []
+    further = [name for name in column if name and name not in COLUMNS]
+    kept: dict[str, list[str]] = {name: [] for name in further[:MAX_FURTHER]}
+    kept_at = [(values, column[name]) for name, values in kept.items()]
 
     paths: list[str] = []
     labels: list[str] = []
@@ -137,6 +161,8 @@ def _read_rows(
                 boxes.extend(_parse_box([row[position] for position in corners_at]))
             elif box_at is not None:
                 boxes.extend(_parse_box(row[box_at]))
+            for values, position in kept_at:
+                values.append(intern(_text(row[position]).strip()))
         except ValueError as error:
             raise UserError(f"{file}: row {row_number}: {error}") from None
     if not paths:
@@ -154,7 +180,33 @@ def _read_rows(
         groups=group_codes if groups else None,
         group_names=group_names,
         file=file.name,
+        columns=kept,
+        notes=_further_notes(further, column.keys()),
     )
+
+
+def _further_notes(further: Sequence[str], header: Collection[str]) -> list[str]:
+    """Return a line with the further columns, and one for each that may be a known one under another name."""
+    if not further:
+        return []
+    few = ", ".join(further[:MAX_NAMED])
+    rest = f" and {len(further) - MAX_NAMED} more" if len(further) > MAX_NAMED else ""
+    dropped = f"; only the first {MAX_FURTHER} are kept" if len(further) > MAX_FURTHER else ""
+    notes = [f"further columns: {few}{rest}{dropped}"]
+    for name in further:
+        for known in ("split", "group", "box"):
+            close = name in OTHER_NAMES[known] or get_close_matches(name, [known], cutoff=0.8)
+            if close and known not in header:
+                notes.append(f"column {name!r} has no meaning of its own: did you mean {known!r}?")
+    return notes[: 1 + MAX_NAMED]
+
+
+def _is_plain(kind: Any) -> bool:  # noqa: ANN401
+    """Return whether a parquet column holds short values: neither lists nor bytes, such as whole images."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return not (types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _text(cell: object) -> str:
