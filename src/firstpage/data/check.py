@@ -14,7 +14,7 @@ from firstpage.data.progress import progress_bar
 from firstpage.data.readers.layout import SPLITS
 from firstpage.data.readers.survey import unread_notes
 from firstpage.data.report import EXAMPLES, DatasetReport, DuplicateGroup
-from firstpage.data.training_plan import plan_training
+from firstpage.data.training_plan import fit_batch_size, plan_training
 from firstpage.data.workers import Workers, usable_cores
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
@@ -212,7 +212,7 @@ def _training_error(recipe: Recipe, catalog: Catalog, readable: list[bool]) -> s
     if not any(readable) or (names and names <= {"test", "query", "gallery"}):
         return ""
     try:
-        plan_training(recipe, catalog, np.array(readable, np.bool_))
+        plan_training(fit_batch_size(recipe, catalog), catalog, np.array(readable, np.bool_))
     except UserError as error:
         return str(error)
     return ""

@@ -20,6 +20,38 @@ class BatchTooLarge(UserError):  # noqa: N818 - what it is, not that it is an er
     """
 
 
+SPARE = 0.1  # share of the images that may turn out to be unreadable before a chosen batch size is too large
+
+
+def fit_batch_size(recipe: Recipe, catalog: Catalog) -> Recipe:
+    """Return the recipe with a batch size that the training classes of a dataset fill, if it has none.
+
+    Args:
+        recipe: The recipe of the run. A `batch.size` of its own is left alone.
+        catalog: The dataset.
+
+    >>> from pathlib import Path
+    >>> letters = list("abcdefghijklmnopqrst")
+    >>> catalog = Catalog("x", Path(), letters, np.arange(20) // 2, letters[:10], {})
+    >>> fit_batch_size(Recipe(), catalog).batch.size
+    11
+    """
+    batch = recipe.batch
+    if batch.size is not None or batch.sampler != "group":
+        return recipe
+    chosen = replace(recipe, batch=replace(batch, size=batch.images))
+    readable = np.ones(len(catalog), bool)
+    try:
+        split = split_catalog(catalog, readable, recipe.train)
+    except UserError:  # `plan_training` will say so
+        return chosen
+    groups = group_sizes(np.unique(catalog.labels[split.train], return_counts=True)[1], batch)
+    most = _most_in_every_fold(chosen, catalog, readable, groups)
+    if most < batch.images:
+        most = max(most - int(SPARE * most), min(most, int(groups.max()) + 1))
+    return replace(recipe, batch=replace(batch, size=min(most, batch.images)))
+
+
 def plan_training(
     recipe: Recipe, catalog: Catalog, readable: NDArray[np.bool_] | None = None
 ) -> tuple[DataSplit, NDArray[np.int64]]:
@@ -40,7 +72,7 @@ def plan_training(
     >>> from pathlib import Path
     >>> letters = list("abcdefghijklmnopqrst")
     >>> catalog = Catalog("x", Path(), letters, np.arange(20) // 2, letters[:10], {})
-    >>> plan_training(Recipe(), catalog)
+    >>> plan_training(Recipe.of({"batch": {"size": 128}}), catalog)
     Traceback (most recent call last):
     firstpage.data.training_plan.BatchTooLarge: batch size 128 with 4 images per class: the 6 classes give ...
     """
@@ -89,7 +121,7 @@ def check_batch_size(
     Traceback (most recent call last):
     firstpage.errors.UserError: batch size 3 with 4 images per class: one class would fill a batch, ...
     """
-    size, largest, available = settings.size, int(groups.max()), int(groups.sum())
+    size, largest, available = settings.images, int(groups.max()), int(groups.sum())
     problem = f"batch size {size} with {settings.images_per_class} images per class"
     lowest, highest = -(-(largest + 1) // world) * world, available // world * world
     if lowest > highest:
@@ -117,7 +149,7 @@ def _most_in_every_fold(
 ) -> int:
     """Return the largest batch size that all folds of the recipe fill, if its own fold does not fill its."""
     most = int(groups.sum())
-    for fold in range(recipe.train.folds if most < recipe.batch.size else 0):
+    for fold in range(recipe.train.folds if most < recipe.batch.images else 0):
         try:
             split = split_catalog(catalog, readable, replace(recipe.train, fold=fold))
         except UserError:  # fewer classes than folds

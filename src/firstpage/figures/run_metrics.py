@@ -34,7 +34,7 @@ def triplets_per_step(recipe: Recipe) -> int:
     [192, 64, 3840]
     """
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(recipe.batch.size) // recipe.batch.images_per_class
+    labels = torch.arange(recipe.batch.images) // recipe.batch.images_per_class
     pairs = Pairs.of(torch.randn(len(labels), 4, generator=generator), labels)
     # Learned tables of classes and images do not affect mining, and only training knows their size.
     learned = ("name", "classes", "images", "dim")

@@ -72,7 +72,7 @@ class BatchSettings:
     """`[batch]`: how training images are grouped into batches.
 
     Args:
-        size: Images in a batch, over all ranks.
+        size: Images in a batch, over all ranks. Defaults to 128, or fewer if the training classes give fewer.
         images_per_class: Most images of one class in a batch.
         oversample: Repeat images of a class that has too few.
         chunk: Images in the network at a time, on each rank, so that a batch of thousands takes the memory of
@@ -83,11 +83,20 @@ class BatchSettings:
     180
     """
 
-    size: int = 128
+    size: int | None = None
     images_per_class: int = 4
     oversample: bool = False
     chunk: int = 0
     sampler: str = "group"
+
+    @property
+    def images(self) -> int:
+        """Images in a batch: `size`, or 128 where the data has not been asked.
+
+        >>> BatchSettings().images, BatchSettings(size=64).images
+        (128, 64)
+        """
+        return 128 if self.size is None else self.size
 
     def __post_init__(self) -> None:
         _not_negative("batch", self, "chunk")

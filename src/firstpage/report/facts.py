@@ -28,7 +28,7 @@ def run_facts(record: Record) -> dict[str, str]:
         "Loss": loss,
         **model_facts(recipe.model),
         "Weights at the start": Path(model.weights).name if model.weights else "none",
-        "Batch": f"{recipe.batch.size}, {recipe.batch.images_per_class} per class",
+        "Batch": f"{recipe.batch.images}, {recipe.batch.images_per_class} per class",
         "Optimizer": f"{recipe.optimizer.name}, rate {recipe.optimizer.lr:g}",
         "Epochs": str(recipe.schedule.epochs),
         "Schedule": recipe.schedule.kind,

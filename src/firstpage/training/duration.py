@@ -22,7 +22,7 @@ def estimate_duration(job: TrainJob) -> str:
     """
     recipe, split, device = job.recipe, job.setup.split, job.model.device
     forward = _forward_seconds(job)
-    steps, images = job.steps - job.state.step, recipe.batch.size
+    steps, images = job.steps - job.state.step, recipe.batch.images
     passes = 1 + BACKWARD + (1 if recipe.batch.chunk else 0)
     interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(job.setup.sampler)
     evaluations = 1 + -(-steps // max(1, interval))
@@ -45,7 +45,7 @@ def estimate_duration(job: TrainJob) -> str:
 def _forward_seconds(job: TrainJob) -> float:
     """Return the seconds of a forward pass per image."""
     model, device, side = job.model, job.model.device, job.model.preprocess.size
-    count = min(job.recipe.batch.size, 64 if device.type == "cuda" else 8)
+    count = min(job.recipe.batch.images, 64 if device.type == "cuda" else 8)
     images = torch.zeros(count, 3, side, side, device=device).to(memory_format=torch.channels_last)
     training = model.training
     model.eval()

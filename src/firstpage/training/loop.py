@@ -11,7 +11,7 @@ from torch import nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
 from firstpage.data.store import PixelStore
-from firstpage.data.training_plan import BatchTooLarge
+from firstpage.data.training_plan import BatchTooLarge, fit_batch_size
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
@@ -71,6 +71,7 @@ def fit(
     True
     """
     target = resolve_device(device)
+    recipe = fit_batch_size(recipe, catalog)
     if loss is not None:
         recipe = replace(recipe, loss=describe_loss(loss))
     one_gpu = target.type == "cuda" and target.index is not None

@@ -96,8 +96,8 @@ def prepare(
     >>> prepare(Recipe.of({"batch": {"size": 4, "images_per_class": 2}}), catalog, None, model).labels
     array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
     """
-    if recipe.batch.size < world_size:
-        raise UserError(f"batch.size={recipe.batch.size}: there are {world_size} ranks: give each an image")
+    if recipe.batch.images < world_size:
+        raise UserError(f"batch.size={recipe.batch.images}: there are {world_size} ranks: give each an image")
     if recipe.train.sync_batch_norm and recipe.batch.chunk:
         raise UserError(
             "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "
@@ -141,6 +141,6 @@ def _make_sampler(settings: BatchSettings, labels: NDArray[np.int64], seed: int)
             f"batch.sampler={settings.sampler!r}: use 'group', or your own class as 'package.module:Class'"
         )
     sampler: BatchSampler = kind(
-        labels, settings.size, settings.images_per_class, oversample=settings.oversample, seed=seed
+        labels, settings.images, settings.images_per_class, oversample=settings.oversample, seed=seed
     )
     return sampler
