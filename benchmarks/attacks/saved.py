@@ -100,7 +100,8 @@ def _restructured(place: Place, name: str, sound: str) -> str:
         return json.dumps(restructure(place.lots, json.loads(sound)))
     if name.endswith("jsonl"):
         lines = [json.loads(line) for line in sound.splitlines()]
-        return "\n".join(map(json.dumps, restructure(place.lots, lines) or ["x"]))  # type: ignore[arg-type]
+        changed = restructure(place.lots, lines)
+        return "\n".join(map(json.dumps, changed if isinstance(changed, list) else [changed]))
     try:
         return tomli_w.dumps(restructure(place.lots, tomllib.loads(sound)))
     except (TypeError, AttributeError):  # TOML has no null, and is a table

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -153,8 +154,9 @@ def folders(place: Place) -> None:
     for _ in range(lots.randint(2, 6)):
         folder = root / lots.choice(odd)
         folder = folder / lots.choice(odd) if lots.random() < 0.3 else folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for _ in range(lots.randint(0, 3)):
+        with suppress(FileExistsError, NotADirectoryError):  # a file has that name
+            folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(lots.randint(0, 3) if folder.is_dir() else 0):
             name = f"{lots.choice(odd)[:200]}{lots.choice(('.png', '.JPG', '.heic', '.txt', ''))}"
             (folder / name).write_bytes(mutate(lots, lots.choice(sound).read_bytes()))
     what = lots.choice(("loop", "parent", "fifo", "device", "closed", "deep", "dangling", "json"))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socketserver
+import sys
 import tarfile
 import threading
 import time
@@ -163,6 +164,15 @@ def _get(url: str, content: bytes, out: Path) -> None:
         cli.main(["data", "get", "lfw", str(out)])
 
 
+def _glyphs(folder: Path) -> None:
+    """Draw few glyphs; an error of the system is an answer, as it is on the command line."""
+    try:
+        draw_glyphs(folder, images=1)
+    except OSError as error:
+        print(error)
+        sys.exit(2)
+
+
 def _demo(base: Path, out: Path) -> None:
     """`demo`, with few images and a recipe of a second."""
     few, recipe = draw_glyphs(base / "glyphs", images=2), recipes.Recipe.read(base / "short.toml")
@@ -205,7 +215,7 @@ def command(place: Place, out: Path) -> Iterator[tuple[str, Callable[[], object]
     if name in lines:
         yield name, lambda: cli.main([str(part) for part in lines[name]])
     elif name == "glyphs":
-        yield name, lambda: draw_glyphs(out / "glyphs", images=1)
+        yield name, lambda: _glyphs(out / "glyphs")
     elif name == "demo":
         place.beat(LONG)
         draw_glyphs(base / "glyphs", images=2)  # once
