@@ -614,7 +614,9 @@ def test_folds_of_other_sizes_count_for_a_suggested_batch():
 
 def test_too_few_images_for_a_batch_are_not_ok_and_the_suggested_size_is(tmp_path):
     catalog = classes_of(tmp_path, ["train", "test"], images=3, classes=6)
-    report = check_dataset(catalog, workers=0, progress=False)
+    assert check_dataset(catalog, workers=0, progress=False).ok  # a batch has what the classes give
+    large = Recipe().changed(["batch.size=128"])
+    report = check_dataset(catalog, recipe=large, workers=0, progress=False)
     assert "the 4 classes give only 12 images; use at most 12 (--set batch.size=12)" in report.refusal
     assert not report.ok
     fitting = Recipe().changed(["batch.size=12"])

@@ -142,7 +142,7 @@ def test_queries_search_their_gallery_where_the_dataset_has_one(query_gallery, t
     catalog, searched = query_gallery
     seen = {}
     for name in ("plot_roc", "plot_nearest_classes"):
-        monkeypatch.setattr(drawing, name, lambda drawn, style: seen.update(drawn) or style.panels()[0])
+        monkeypatch.setattr(drawing, name, lambda drawn, *_, style: seen.update(drawn) or style.panels()[0])
     expected = evaluate(*searched)
     figures.draw("roc", [tmp_path / "x.npz"], tmp_path / "x.svg", data=str(catalog.root))
     assert seen["x"][1].equal(expected.roc_curve[1])
