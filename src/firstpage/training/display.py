@@ -22,7 +22,7 @@ class Display:
 
     Args:
         steps: Number of steps of the run.
-        show: False prints nothing.
+        show: False prints nothing. An attribute of the same name.
 
     >>> with Display(10, show=False) as display:
     ...     display.step(1, images=32)
@@ -41,7 +41,7 @@ class Display:
             disable=not show,
             transient=True,
         )
-        self._steps = steps
+        self.show, self._steps = show, steps
         self._task = self._bar.add_task("training", total=steps, unit="steps", metrics="", visible=False)
         self._loss = self._throughput = self._precision = ""
         self._began = self._printed = time.monotonic()

@@ -140,7 +140,8 @@ def _train(
         for note in [*catalog.notes, *unreadable_note(catalog, job.pixels.ok)]:
             display.print(note)
         if saved is None:
-            display.print(estimate_duration(job))
+            if display.show:
+                display.print(estimate_duration(job))
             if recipe.train.evaluate_untrained or not job.steps:
                 _evaluate(job, run, display, epoch=0)
         else:
