@@ -8,7 +8,7 @@ import pytest
 collect_ignore = ["docs/reference.py"]  # part of the docs build, whose packages `make test` does not install
 
 hypothesis.settings.register_profile(
-    "suite", derandomize=True, deadline=None, max_examples=200, database=None
+    "suite", derandomize=True, deadline=None, max_examples=100, database=None
 )
 hypothesis.settings.load_profile("suite")
 

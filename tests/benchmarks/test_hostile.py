@@ -28,12 +28,12 @@ def place(hostile, tmp_path):
 
 def test_few_inputs_and_kills_are_counted(tmp_path):
     """The one test of all: workers, forks and kills as they are run before a release. It takes seconds."""
-    counts, kinds = tmp_path / "counts.json", ["cut", "npz", "stores", "kills"]
+    counts, kinds = tmp_path / "counts.json", ["npz", "stores", "kills"]
     command = [
         sys.executable,
         ROOT / "benchmarks" / "hostile.py",
-        "--inputs=16",
-        "--kills=2",
+        "--inputs=6",
+        "--kills=1",
         f"--json={counts}",
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
@@ -42,11 +42,12 @@ def test_few_inputs_and_kills_are_counted(tmp_path):
     found = json.loads(counts.read_text())["kinds"]
     tried = {kind: about["tried"] for kind, about in found.items() if about["tried"]}
     failed = sum(len(about["failed"]) for about in found.values())
+    assert failed == 0, done.stdout
     assert [*tried] == kinds
-    assert tried["kills"] == 2
-    assert abs(sum(tried.values()) - 18) <= 3
+    assert tried["kills"] == 1
+    assert abs(sum(tried.values()) - 7) <= 3
     assert f"{sum(tried.values())} tried, {failed} failed" in done.stdout
-    assert done.returncode == (failed > 0)
+    assert done.returncode == 0
 
 
 def test_an_exception_of_another_kind_is_a_failure(hostile, place, monkeypatch):
