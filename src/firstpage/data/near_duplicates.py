@@ -17,7 +17,7 @@ MIN_CONTRAST = 2.0  # standard deviation of the brightness; with less there is n
 _SIDE = 32  # of the transformed image
 _NOISE = 16  # effect of rounding on a frequency; only larger values count as strong
 _CHUNK = 2**20  # candidate pairs compared at a time
-_FEW, _MOST = 8, 1024  # others that an image is compared with in one lookup: first, and in the end
+_FEW, _MOST = 8, 512  # others that an image is compared with in one lookup: first, and in the end
 
 _frequency = np.arange(_SIDE)
 _COSINES = np.cos(np.pi / _SIDE * _frequency[:, None] * (_frequency + 0.5))
