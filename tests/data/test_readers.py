@@ -203,6 +203,14 @@ def test_cars_annotations_that_cannot_be_read(tmp_path):
         read(tmp_path)
 
 
+def test_equal_columns_of_a_parquet_file_are_named(tmp_path):
+    arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    table = arrow.Table.from_arrays([arrow.array(["a"])] * 3, names=["path", "label", "label"])
+    parquet.write_table(table, tmp_path / "birds.parquet")
+    with pytest.raises(UserError, match="'label'"):
+        read(tmp_path / "birds.parquet")
+
+
 def test_cars_of_a_mirror_that_lacks_images(tmp_path, monkeypatch):
     monkeypatch.setitem(survey.PUBLISHED, "cars", {"train": 805, "test": 813})  # all 16,185 take long
     names = [f"car_ims/{number:06d}.jpg" for number in range(1, 1_619)]

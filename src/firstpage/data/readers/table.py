@@ -92,7 +92,7 @@ def read_parquet(path: Path, *, root: str | Path | None = None) -> Catalog:
         try:
             file = ParquetFile(opened)
             fields = file.schema_arrow
-            plain = [name for name in fields.names if _is_plain(fields.field(name).type)]
+            plain = [field.name for field in fields if _is_plain(field.type)]  # names may be given twice
             further = [name for name in plain if name.strip().lower() not in COLUMNS][:MAX_FURTHER]
             header = [name for name in fields.names if name.strip().lower() in COLUMNS or name in further]
             batches = (
