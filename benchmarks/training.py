@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.framing import Framing
+from firstpage.data.pixel_batch import PixelBatch, to_device
 from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
 from firstpage.training import fit
@@ -29,18 +32,27 @@ class MadeUp:
     """Random pixels on a device, in place of a store."""
 
     def __init__(self, images: int, side: int, device: str) -> None:
-        self.pixels = torch.randint(256, (images, side, side, 3), dtype=torch.uint8, device=device)
+        canvas = Framing(side).canvas
+        self.pixels = torch.randint(256, (images, *canvas, 3), dtype=torch.uint8, device=device)
+        self.sizes = torch.tensor([canvas, canvas[::-1], (side, side)]).repeat(images, 1)[:images].int()
         self.ok = np.ones(images, bool)
+        self.least = (side, side)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def batch(self, rows: torch.Tensor, device: object = None) -> torch.Tensor:
+    def prepare(self, rows: object) -> None:
+        """Nothing to prepare."""
+
+    def batch(self, rows: torch.Tensor, device: object = None) -> PixelBatch:
         """The pixels of some rows."""
         index = torch.as_tensor(rows)
-        if self.pixels.is_cuda:
-            index = index.pin_memory()
-        return self.pixels.index_select(0, index.to(self.pixels.device, non_blocking=True))
+        pixels = self.pixels.index_select(0, to_device(index, self.pixels.device))
+        return PixelBatch(pixels, to_device(self.sizes[index], self.pixels.device), self.least)
+
+    def batches(self, plan: Iterable[torch.Tensor], device: object = None) -> Iterator[PixelBatch]:
+        """A batch for each list of rows."""
+        return map(self.batch, plan)
 
 
 def bare(recipe: Recipe, device: str, steps: int) -> float:

@@ -230,7 +230,7 @@ def npz(place: Place) -> None:
 @cache
 def _truth(folder: Path) -> np.ndarray:
     pixels = np.fromfile(next(folder.glob("*/pixels.bin")), np.uint8)
-    return pixels.reshape(-1, 36, 36, 3)
+    return pixels.reshape(-1, 36, 54, 3)
 
 
 def catalog(place: Place) -> Catalog:
@@ -273,7 +273,7 @@ def stores(place: Place) -> None:
                 if build
                 else PixelStore(store)
             )
-            pixels = opened.batch(np.arange(len(truth))[opened.ok]).numpy()
+            pixels = opened.batch(np.arange(len(truth))[opened.ok]).pixels.numpy()
         if opened is not None and not (opened.ok.all() and np.array_equal(pixels, truth)):
             how = "PixelStore.build" if build else "PixelStore"
             raise Fault(

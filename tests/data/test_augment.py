@@ -7,7 +7,18 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance
 
-from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augment, _boxes, _planned, _uniform
+from firstpage.data.augment import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Augment,
+    _planned,
+    _relative_sides,
+    _resized_windows,
+    _uniform,
+    _windows,
+)
+from firstpage.data.pixel_batch import PixelBatch
+from firstpage.errors import UserError
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255,) * 3}  # the output is the pixel values themselves
 
@@ -24,6 +35,13 @@ def coordinates(batch, height, width):
 def noise(batch, height, width, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
+
+
+def windows(augment, pixels, seed, step):
+    """The plan of a batch, and the window of each of its images."""
+    plan = augment._plan(len(pixels), pixels.device, seed, step, 0)
+    sizes = torch.tensor([pixels.shape[1:3]]).expand(len(pixels), 2).float()
+    return plan, _windows(plan, sizes, augment).int().tolist()
 
 
 def as_bytes(images):
@@ -105,7 +123,9 @@ def naive_box(areas, shapes, place, height, width, scale, ratio):
 def test_windows_of_resized_crops_follow_the_rule(height, width, scale, ratio):
     draws = _uniform(1, 2, 500)
     tries = draws[:, 7:].reshape(500, 2, 10)
-    boxes = _boxes(tries, draws[:, :2], height, width, scale, ratio).tolist()
+    sides = _relative_sides(tries, scale, ratio)
+    sizes = torch.tensor([[height, width]], dtype=torch.float64).expand(500, 2)
+    boxes = _resized_windows(sides, draws[:, :2], sizes, ratio).tolist()
     for box, (areas, shapes), place in zip(boxes, tries.tolist(), draws.tolist(), strict=True):
         assert box == naive_box(areas, shapes, place, height, width, scale, ratio)
 
@@ -117,9 +137,9 @@ def test_resized_crop_equals_cutting_out_and_resizing_one_by_one(height, width, 
     augment = Augment.train(size=size, crop="resized", **PLAIN)
     pixels = noise(12, height, width)
     images = augment(pixels, seed=1, step=2)
-    plan = augment._plan(pixels, 1, 2, 0)
+    plan, boxes = windows(augment, pixels, 1, 2)
     for sample in range(12):
-        top, left, tall, wide = plan["box"][sample].int().tolist()
+        top, left, tall, wide = boxes[sample]
         window = pixels[sample, top : top + tall, left : left + wide].permute(2, 0, 1)[None].float()
         expected = F.interpolate(window, size=(size, size), mode="bilinear", align_corners=False)[0]
         if plan["flip"][sample]:
@@ -131,7 +151,7 @@ def test_resized_crop_agrees_with_pil_where_it_enlarges():
     augment = Augment.train(size=80, crop="resized", scale=(0.2, 0.6), flip=0.0, **PLAIN)
     pixels = noise(8, 60, 60)
     images = augment(pixels, seed=0, step=0).permute(0, 2, 3, 1)
-    boxes = augment._plan(pixels, 0, 0, 0)["box"].int().tolist()
+    _, boxes = windows(augment, pixels, 0, 0)
     for image, picture, (top, left, tall, wide) in zip(images, pixels, boxes, strict=True):
         window = Image.fromarray(picture.numpy()).crop((left, top, left + wide, top + tall))
         expected = np.asarray(window.resize((80, 80), Image.Resampling.BILINEAR), dtype=np.float32)
@@ -152,7 +172,7 @@ def test_jitter_agrees_with_pil_one_by_one(channel, enhance):
     augment = Augment.train(size=24, flip=0.0, jitter=strength, **PLAIN)
     pixels = noise(20, 24, 24)
     images = augment(pixels, seed=0, step=4).permute(0, 2, 3, 1)
-    factors = augment._plan(pixels, 0, 4, 0)["jitter"][:, channel].tolist()
+    factors = augment._plan(len(pixels), pixels.device, 0, 4, 0)["jitter"][:, channel].tolist()
     assert min(factors) < 0.7
     assert max(factors) > 1.3
     for image, picture, factor in zip(images, pixels, factors, strict=True):
@@ -166,7 +186,7 @@ def test_hue_agrees_with_colorsys_pixel_by_pixel():
     pixels[0] = 77  # gray has no hue
     pixels[1, 0] = torch.tensor([9, 200, 200])  # two largest channels
     images = augment(pixels, seed=0, step=4).permute(0, 2, 3, 1) / 255
-    turns = augment._plan(pixels, 0, 4, 0)["jitter"][:, 3].tolist()
+    turns = augment._plan(len(pixels), pixels.device, 0, 4, 0)["jitter"][:, 3].tolist()
     assert max(turns) > 0.3
     assert min(turns) < -0.3
     for image, picture, turn in zip(images, pixels / 255, turns, strict=True):
@@ -179,7 +199,7 @@ def test_all_jitters_compose_in_the_stated_order():
     pixels = noise(16, 12, 12)
     augment = Augment.train(size=12, flip=0.0, jitter=(0.4, 0.4, 0.4, 0.2), **PLAIN)
     images = augment(pixels, seed=7, step=7) / 255
-    factors = augment._plan(pixels, 7, 7, 0)["jitter"].tolist()
+    factors = augment._plan(len(pixels), pixels.device, 7, 7, 0)["jitter"].tolist()
     gray = torch.tensor([0.299, 0.587, 0.114])
     for image, picture, (brightness, contrast, saturation, turn) in zip(
         images, pixels / 255, factors, strict=True
@@ -282,3 +302,46 @@ def test_pixels_and_seed_are_checked():
         Augment.test(size=31)(torch.zeros(1, 30, 40, 3, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"seed=0, step=None\): a random augmentation needs both"):
         Augment.train(size=8)(torch.zeros(1, 30, 30, 3, dtype=torch.uint8), seed=0)
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    """A batch of images of many shapes on canvases of 24 × 36, and each of them by itself."""
+    images = [
+        noise(1, *shape, seed=sum(shape))[0] for shape in [(24, 24), (24, 36), (36, 24), (29, 24), (24, 25)]
+    ]
+    canvases = torch.full((5, 24, 36, 3), 255, dtype=torch.uint8)  # what is beside an image must not matter
+    for canvas, image in zip(canvases, images, strict=True):
+        lying = image.transpose(0, 1) if len(image) > 24 else image
+        canvas[: lying.shape[0], : lying.shape[1]] = lying
+    sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.int32)
+    return PixelBatch(canvases, sizes, (24, 24)), images
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        Augment.test(size=20),
+        Augment.test(size=(24, 10)),
+        Augment(size=20, flip=0.5),
+        Augment.train(size=20),
+        Augment.train(size=(12, 24)),
+        Augment.train(size=20, crop="resized"),
+        Augment.train(size=(40, 30), crop="resized", scale=(0.9, 1.0)),
+        FULL,
+    ],
+    ids=range(8),
+)
+def test_images_of_many_shapes_are_augmented_as_each_by_itself(photographs, augment):
+    batch, images = photographs
+    for step in range(20):
+        together = augment(batch, seed=3, step=step)
+        alone = [augment(image[None], seed=3, step=step, first=number) for number, image in enumerate(images)]
+        torch.testing.assert_close(together, torch.cat(alone), atol=2e-4, rtol=0)
+
+
+def test_images_smaller_than_the_crop_are_refused(photographs):
+    batch, _ = photographs
+    with pytest.raises(UserError, match=r"size=25\): the images are 24 × 24"):
+        Augment.test(size=25)(batch)
+    assert Augment.train(size=25, crop="resized")(batch, seed=0, step=0).shape == (5, 3, 25, 25)

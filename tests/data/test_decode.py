@@ -94,7 +94,7 @@ Image.init()
 def peak():  # in kB; getrusage counts the parent's as well
     return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
 before = peak()
-[(*_, reason)] = decode_rows(Framing(8), "", [sys.argv[1]], None, sys.argv[2], 0, True)
+[(*_, reason)], _ = decode_rows(Framing(8), "", [sys.argv[1]], None, sys.argv[2], 0, True)
 print(reason or "readable", peak() - before)
 """
 
@@ -199,9 +199,9 @@ def test_what_fails_in_resizing_is_the_fault_of_the_image(tmp_path, monkeypatch,
     saved(tmp_path, picture(), "a.png")
     target = write(tmp_path, "pixels", b"")
     monkeypatch.setattr(Image.Image, "resize", lambda *_, **__: bytearray(2**62))
-    records = decode_rows(Framing(8, resize), str(tmp_path), ["a.png"], None, str(target), 0, False)
+    records, _ = decode_rows(Framing(8, resize), str(tmp_path), ["a.png"], None, str(target), 0, False)
     assert [reason for *_, reason in records] == [NO_MEMORY]
-    assert target.read_bytes() == bytes(8 * 8 * 3)
+    assert target.read_bytes() == bytes(Framing(8, resize).row_bytes)
 
 
 def test_images_converted_in_strips_are_equal_to_those_converted_at_once(tmp_path, monkeypatch):

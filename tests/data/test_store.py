@@ -1,6 +1,7 @@
 """The pixel store: right pixels, found again, never half-written, whatever happens in between."""
 
 import errno
+import functools
 import json
 import multiprocessing
 import os
@@ -20,11 +21,12 @@ import pytest
 import torch
 from PIL import Image
 
-from firstpage.data import decode, store_builder
+from firstpage.data import decode, jpeg_store, store_builder, store_index
 from firstpage.data import store as store_module
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import NO_MEMORY, Unreadable
 from firstpage.data.framing import Framing, decode_rows, file_state
+from firstpage.data.jpeg_store import JpegStore, open_pixels
 from firstpage.data.locking import exclusive
 from firstpage.data.store import PixelStore
 from firstpage.data.store_builder import CHUNK, Builder
@@ -49,11 +51,17 @@ def images(tmp_path):
 
 
 def built(catalog, folder, **settings):
-    return PixelStore.build(catalog, folder, **{"size": 8, "workers": 0, "progress": False} | settings)
+    return PixelStore.build(
+        catalog, folder, **{"size": 8, "resize": "squash", "workers": 0, "progress": False} | settings
+    )
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def same(left, right):
+    return torch.equal(left.pixels, right.pixels) and torch.equal(left.sizes, right.sizes)
 
 
 def stores_in(folder):
@@ -73,19 +81,131 @@ def test_rows_are_the_images_in_order(images, tmp_path):
     np.testing.assert_array_equal(PixelStore(store.path).pixels, store.pixels)
 
 
-def test_shorter_keeps_the_center_and_pad_keeps_everything(tmp_path):
+def test_pad_keeps_everything(tmp_path):
     stripes = Image.new("RGB", (40, 20), "red")
     stripes.paste("blue", (10, 0, 30, 20))
     stripes.save(tmp_path / "a.png")
-    catalog = catalog_of(tmp_path, ["a.png"])
-    shorter = built(catalog, tmp_path / "s", resize="shorter").pixels[0]
-    assert (shorter[:, 1:-1] == (0, 0, 255)).all()  # the filter reaches a little beyond the edge
-    assert (shorter[..., 2] > 200).all()
-    pad = built(catalog, tmp_path / "s", resize="pad").pixels[0]
+    pad = built(catalog_of(tmp_path, ["a.png"]), tmp_path / "s", resize="pad").pixels[0]
     assert (pad[:2] == 255).all()
     assert (pad[6:] == 255).all()
     assert (pad[2:6, 0] == (255, 0, 0)).all()
     assert (pad[2:6, 4] == (0, 0, 255)).all()
+
+
+SHAPES = {  # of a file, and of what is stored of it at 8 pixels, as width and height
+    (60, 40): (12, 8),
+    (40, 60): (8, 12),
+    (40, 44): (8, 9),
+    (44, 40): (9, 8),
+    (30, 30): (8, 8),
+    (3, 4): (8, 11),
+    (120, 20): (12, 8),  # cut: only 3:2 of it are kept
+    (20, 121): (8, 12),
+}
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    """Images of many shapes."""
+    for number, shape in enumerate(SHAPES):
+        picture(*shape, number).save(tmp_path / f"{number}.png")
+    return catalog_of(tmp_path, [f"{number}.png" for number in range(len(SHAPES))])
+
+
+@pytest.mark.parametrize("kind", [PixelStore, JpegStore])
+def test_images_keep_their_aspect(shapes, tmp_path, kind):
+    store = kind.build(shapes, tmp_path / "stores", size=8, workers=0, progress=False)
+    assert [(width, height) for height, width in store.sizes.tolist()] == list(SHAPES.values())
+    batch = store.batch(range(len(shapes)))
+    assert batch.pixels.shape == (len(shapes), 8, 12, 3)
+    for number, ((width, height), stored) in enumerate(SHAPES.items()):
+        keep = min(width, height) * 1.5
+        left, top = max(0, (width - keep) / 2), max(0, (height - keep) / 2)
+        with Image.open(shapes.root / shapes.paths[number]) as image:
+            kept = (left, top, width - left, height - top)
+            expected = np.asarray(image.resize(stored, Image.Resampling.BILINEAR, box=kept), dtype=int)
+        assert batch.image(number).shape == expected.shape
+        if kind is PixelStore:
+            assert (batch.image(number).numpy() == expected).all()
+
+
+def test_jpegs_are_small_and_close_to_the_pixels(tmp_path):
+    for number in range(3):
+        picture(500, 375, number).save(tmp_path / f"{number}.jpg", quality=95)
+    catalog = catalog_of(tmp_path, [f"{number}.jpg" for number in range(3)])
+    raw = PixelStore.build(catalog, tmp_path / "stores", workers=0, progress=False)
+    with JpegStore.build(catalog, tmp_path / "stores", workers=0, progress=False) as small:
+        difference = raw.batch([2, 0, 1]).pixels.int() - small.batch([2, 0, 1]).pixels.int()
+        assert difference.abs().float().mean() < 2
+        assert (small.path / "pixels.bin").stat().st_size * 10 < raw.pixels.nbytes
+
+
+def test_sizes_that_are_not_square(shapes, tmp_path):
+    squashed = built(shapes, tmp_path / "stores", size=(16, 8))
+    assert squashed.batch([0, 1]).pixels.shape == (2, 16, 8, 3)
+    padded = built(shapes, tmp_path / "stores", size=(16, 8), resize="pad").batch([0]).image(0)
+    assert (padded[:5] == 255).all()
+    assert (padded[11:] == 255).all()
+    assert not (padded[5:11] == 255).all()
+    with pytest.raises(UserError, match=r"resize='shorter': is for a square; with size=\(16, 8\) use squash"):
+        built(shapes, tmp_path / "stores", size=(16, 8), resize="shorter")
+
+
+def test_jpegs_interrupted_and_damaged_are_mended(images, tmp_path, monkeypatch):
+    catalog = catalog_of(images.root, images.paths[:1] * CHUNK + images.paths[1:] * CHUNK)
+    folder = tmp_path / "stores"
+    build = functools.partial(JpegStore.build, catalog, folder, size=8, workers=0, progress=False)
+    decoded, real = [], store_builder.decode_rows
+
+    def stopped(*task):
+        if task[2][0] == "1.png":
+            raise KeyboardInterrupt
+        decoded.extend(task[2])
+        return real(*task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_builder, "decode_rows", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            build()
+    assert decoded == images.paths[:1] * CHUNK
+    decoded.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(store_builder, "decode_rows", lambda *task: decoded.extend(task[2]) or real(*task))
+        store = build()
+        assert decoded == images.paths[1:] * CHUNK
+        expected = store.batch([0, 100, 200])
+        content = bytearray((store.path / "pixels.bin").read_bytes())
+        content[store._places[100, 0] + 30] ^= 1
+        (store.path / "pixels.bin").write_bytes(content)
+        decoded.clear()
+        with pytest.warns(UserWarning, match="the pixel store is damaged .1 of .* rows, the first is 100"):
+            again = build()
+        assert decoded == [catalog.paths[100]]
+    assert same(again.batch([0, 100, 200]), expected)
+    with pytest.raises(UserError, match="a store of the kind 'jpeg', not 'raw'"):
+        PixelStore(again.path)
+
+
+def test_batches_are_decoded_ahead(images, tmp_path):
+    with JpegStore.build(images, tmp_path / "stores", size=8, workers=0, progress=False) as store:
+        expected = [store.batch(rows) for rows in ([0, 1], [2], [3, 4])]
+        submitted, real = [], store._submit
+        store._submit = lambda rows, *place: submitted.append(rows.tolist()) or real(rows, *place)
+        for rows in ([0, 1], [4], [2], [3, 4]):
+            store.prepare(rows)
+        assert submitted == [[0, 1], [4], [2], [3, 4]]
+        for rows, batch in zip(([0, 1], [2], [3, 4]), expected, strict=True):
+            assert same(store.batch(rows), batch)
+        assert len(submitted) == 4
+        assert list(Path(store._folder.name).iterdir()) == []
+
+
+def test_the_store_is_chosen_by_size(images, tmp_path, monkeypatch):
+    assert isinstance(open_pixels(images, tmp_path / "s", Framing(8), progress=False), PixelStore)
+    monkeypatch.setattr(jpeg_store, "RAW_BYTES", 5 * 8 * 12 * 3 - 1)
+    with open_pixels(images, tmp_path / "s", Framing(8), progress=False) as chosen:
+        assert isinstance(chosen, JpegStore)
+    assert isinstance(open_pixels(images, tmp_path / "s", Framing(8), kind="raw", progress=False), PixelStore)
 
 
 def test_boxes_are_cut_out_with_their_margin(tmp_path):
@@ -272,7 +392,7 @@ root, folder, rows, *settings = sys.argv[1:]
 paths = [f"{row % 16}.jpg" for row in range(int(rows))]
 catalog = Catalog("toy", Path(root), paths, np.zeros(len(paths), np.int64), ["all"], {})
 exec("\\n".join(settings))
-print(PixelStore.build(catalog, folder, size=64, workers=2, progress=False).path)
+print(PixelStore.build(catalog, folder, size=64, resize="squash", workers=2, progress=False).path)
 """
 
 
@@ -555,12 +675,12 @@ def test_batches(images, tmp_path):
     (images.root / "5.jpg").write_bytes((images.root / "5.jpg").read_bytes()[:500])
     store = built(catalog_of(images.root, [*images.paths, "5.jpg"]), tmp_path / "stores")
     for rows in ([3, 0, 3], np.array([3, 0, 3], np.int32), torch.tensor([3, 0, 3])):
-        batch = store.batch(rows)
+        batch = store.batch(rows).pixels
         assert (batch.dtype, batch.device.type) == (torch.uint8, "cpu")
         np.testing.assert_array_equal(batch.numpy(), store.pixels[[3, 0, 3]])
     batch.fill_(0)
     assert store.pixels[3].any()
-    assert store.batch([]).shape == (0, 8, 8, 3)
+    assert store.batch([]).pixels.shape == (0, 8, 8, 3)
     for mask in (store.ok, store.ok.tolist(), torch.from_numpy(store.ok)):
         with pytest.raises(IndexError, match=r"rows is a boolean mask; use np.flatnonzero\(mask\)"):
             store.batch(mask)
@@ -575,13 +695,13 @@ def test_batches(images, tmp_path):
 
 def test_a_store_that_fits_the_device_lives_there(images, tmp_path, monkeypatch):
     store = built(images, tmp_path / "stores")
-    expected = store.batch([4, 1])
+    expected = store.batch([4, 1]).pixels
     monkeypatch.setattr(store_module, "_free_bytes", lambda device: 2 * store.pixels.nbytes)
     monkeypatch.setattr(store_module, "COPY_BYTES", 3 * store.pixels[0].nbytes)
     assert store.to("cpu") is store
     monkeypatch.setattr(store, "_from_file", lambda *_: pytest.fail("read from the file"))
-    assert torch.equal(store.batch([4, 1]), expected)
-    assert torch.equal(store.batch(torch.tensor([4, 1]), device="cpu"), expected)
+    assert torch.equal(store.batch([4, 1]).pixels, expected)
+    assert torch.equal(store.batch(torch.tensor([4, 1]), device="cpu").pixels, expected)
     monkeypatch.undo()
     monkeypatch.setattr(store_module, "_free_bytes", lambda device: 2 * store.pixels.nbytes - 2)
     read = []
@@ -600,13 +720,13 @@ def test_a_stream_gives_what_the_store_gives(images, tmp_path):
         with Stream(catalog, workers=workers, **settings) as stream:
             folder = Path(stream._folder.name)
             for rows, batch in zip(plan, stream.batches(plan), strict=True):
-                assert torch.equal(batch, store.batch(rows))
-            assert torch.equal(stream.batch([1]), store.batch([1]))
+                assert same(batch, store.batch(rows))
+            assert same(stream.batch([1]), store.batch([1]))
             early = stream.batches([[0]] * 9)
             next(early)
             early.close()
             assert list(folder.iterdir()) == []
-            assert torch.equal(stream.batch([2, 0]), store.batch([2, 0]))
+            assert same(stream.batch([2, 0]), store.batch([2, 0]))
             with pytest.raises(IndexError, match="row 5"):
                 stream.batch([5])
         assert not folder.exists()
@@ -625,7 +745,7 @@ def test_a_stream_names_the_image_it_cannot_read(images):
 def test_arguments(images, tmp_path):
     for settings, message in [
         ({"size": 0}, "size=0: must be at least 1"),
-        ({"resize": "crop"}, "resize='crop': must be one of squash, shorter, pad"),
+        ({"resize": "crop"}, "resize='crop': must be one of shorter, squash, pad"),
         ({"margin": -0.1}, "margin=-0.1: must be at least 0"),
         ({"workers": -2}, "workers=-2: must be at least 0"),
     ]:
@@ -636,7 +756,7 @@ def test_arguments(images, tmp_path):
     store = built(images, tmp_path / "stores")
     about = json.loads((store.path / "store.json").read_text())
     (store.path / "store.json").write_text(json.dumps(about | {"version": 0}))
-    with pytest.raises(ValueError, match="store of version 0, expected 2; build it again"):
+    with pytest.raises(ValueError, match="store of version 0, expected 3; build it again"):
         PixelStore(store.path)
     shutil.rmtree(store.path)
     with pytest.raises(FileNotFoundError, match=r"not a pixel store; make one with PixelStore\.build"):
@@ -689,7 +809,7 @@ def sealed(change):
         about = json.loads(content)
         about.pop("checksum")
         about |= change
-        return json.dumps(about | {"checksum": store_builder._checksum(about)}).encode()
+        return json.dumps(about | {"checksum": store_index._checksum(about)}).encode()
 
     return damage
 

@@ -148,16 +148,18 @@ def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert (end.value.code, said[0]) == (0, f"wrote {tmp_path / 'model.onnx'}")
     assert said[1].startswith(
-        "input: RGB, both sides scaled to 40, central 32 × 32, values 0 to 1, minus mean 0.485,"
+        "input: RGB, shorter side scaled to 40, central 32 × 32, values 0 to 1, minus mean 0.485,"
     )
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     about = session.get_modelmeta()
     assert about.description == said[1]
     known = {key: json.loads(value) for key, value in about.custom_metadata_map.items()}
-    assert known["resize"] == "squash"
-    square = Image.open(photos.path(0)).resize((known["stored"],) * 2, Image.Resampling.BILINEAR)
-    edge = (known["stored"] - known["crop"]) // 2
-    center = np.asarray(square, np.float32)[edge : edge + known["crop"], edge : edge + known["crop"]] / 255
+    assert known["resize"] == "shorter"
+    photo, crop = Image.open(photos.path(0)), known["crop"]
+    size = [round(side * known["stored"] / min(photo.size)) for side in photo.size]
+    left, top = (round((side - crop) / 2) for side in size)
+    scaled = np.asarray(photo.resize(size, Image.Resampling.BILINEAR), np.float32)
+    center = scaled[top : top + crop, left : left + crop] / 255
     image = ((center - known["mean"]) / known["std"]).transpose(2, 0, 1)[None].astype(np.float32)
     found = torch.from_numpy(session.run(None, {"images": image})[0])
     assert found.shape == (1, known["dim"])

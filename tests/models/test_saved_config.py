@@ -119,7 +119,7 @@ def test_seeded_mutations(saved, tmp_path, part):
         ('{"firstpage": 1, "model": {"dim": true}}', "model.dim=True: must be a whole number"),
         ('{"firstpage": 1, "model": {"dim": 100000000000}}', "model.dim=100000000000: must be in 1..65536"),
         ('{"firstpage": 1, "model": {"stored": 0}}', "model.stored=0: must be in 1..8192"),
-        ('{"firstpage": 1, "model": {"resize": "up"}}', "resize='up': must be one of squash, shorter, pad"),
+        ('{"firstpage": 1, "model": {"resize": "up"}}', "resize='up': must be one of shorter, squash, pad"),
         ('{"firstpage": 1, "model": {"head": ["linear"]}}', "model.head=['linear']: must be a string"),
         (
             '{"firstpage": 1, "model": {"options": {"weights": "imagenet"}}}',

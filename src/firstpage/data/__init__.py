@@ -18,6 +18,7 @@ from firstpage._lazy import lazy
 if TYPE_CHECKING:
     from firstpage.data.augment import Augment
     from firstpage.data.catalog import Catalog, VerificationPairs
+    from firstpage.data.jpeg_store import JpegStore
     from firstpage.data.readers import describe, kinds, read
     from firstpage.data.sampler import GroupSampler
     from firstpage.data.store import PixelStore
@@ -27,6 +28,7 @@ __all__ = [
     "Augment",
     "Catalog",
     "GroupSampler",
+    "JpegStore",
     "PixelStore",
     "Stream",
     "VerificationPairs",
@@ -41,6 +43,7 @@ __getattr__ = lazy(
         "Augment": "firstpage.data.augment",
         "Catalog": "firstpage.data.catalog",
         "GroupSampler": "firstpage.data.sampler",
+        "JpegStore": "firstpage.data.jpeg_store",
         "PixelStore": "firstpage.data.store",
         "Stream": "firstpage.data.stream",
         "VerificationPairs": "firstpage.data.catalog",

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from firstpage.data.framing import Size, as_pair
+from firstpage.data.pixel_batch import PixelBatch
 from firstpage.errors import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -33,18 +35,18 @@ class Augment:
     Crops:
 
     - `"center"`: the center, not random (test).
-    - `"random"`: a `size` × `size` window at a random position in whole pixels, without resampling.
-    - `"resized"`: RandomResizedCrop. A window of `scale` of the area and `ratio` width to height (its
-      logarithm uniform), resized to `size` × `size`; after ten tries, the largest central window of allowed
-      ratio. Bilinear without antialiasing: from a store of 256 pixels to 224–227 pixels a window is enlarged,
-      or reduced by at most 1.2, where antialiasing makes no visible difference. Reducing by more than 2 would
+    - `"random"`: a window of `size` at a random position in whole pixels, without resampling.
+    - `"resized"`: RandomResizedCrop. A window of `scale` of the image's area and `ratio` width to height (its
+      logarithm uniform), resized to `size`; after ten tries, the largest central window of allowed ratio.
+      Bilinear without antialiasing: from a store of 256 pixels to 224–227 pixels a window is enlarged, or
+      reduced by at most 1.7, where antialiasing makes no visible difference. Reducing by more than 2 would
       cause aliasing: build a smaller store instead.
 
     Color jitter is `(brightness, contrast, saturation, hue)`: each of the first three is a factor in
     `1 ± value`, hue a shift of at most `value` (of a full turn, up to 0.5), applied in this order.
 
     Args:
-        size: Side of the output.
+        size: Side of the output, or its height and width.
         crop: `"center"`, `"random"` or `"resized"`.
         scale: Minimum and maximum share of the area, for `"resized"`.
         ratio: Minimum and maximum width / height, for `"resized"`.
@@ -63,7 +65,7 @@ class Augment:
     torch.Size([4, 3, 224, 224])
     """
 
-    size: int = 227
+    size: Size = 227
     crop: Literal["center", "random", "resized"] = "center"
     scale: tuple[float, float] = (0.16, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -77,7 +79,7 @@ class Augment:
         scale, ratio, jitter = self.scale, self.ratio, self.jitter
         fits = len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5
         for name, holds, remedy in (
-            ("size", self.size >= 1, "must be at least 1"),
+            ("size", min(as_pair(self.size)) >= 1, "must be at least 1"),
             ("crop", self.crop in ("center", "random", "resized"), "must be center, random or resized"),
             ("scale", 0 < scale[0] <= scale[1] <= 1, "must satisfy 0 < minimum <= maximum <= 1"),
             ("ratio", 0 < ratio[0] <= ratio[1], "must satisfy 0 < minimum <= maximum"),
@@ -91,7 +93,7 @@ class Augment:
     @classmethod
     def train(
         cls,
-        size: int = 227,
+        size: Size = 227,
         crop: Literal["random", "resized"] = "random",
         *,
         scale: tuple[float, float] = (0.16, 1.0),
@@ -111,7 +113,7 @@ class Augment:
     @classmethod
     def test(
         cls,
-        size: int = 227,
+        size: Size = 227,
         *,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
@@ -124,12 +126,17 @@ class Augment:
         return cls(size, mean=mean, std=std)
 
     def __call__(
-        self, pixels: Tensor, *, seed: int | None = None, step: int | None = None, first: int = 0
+        self,
+        pixels: PixelBatch | Tensor,
+        *,
+        seed: int | None = None,
+        step: int | None = None,
+        first: int = 0,
     ) -> Tensor:
         """Augment a batch.
 
         Args:
-            pixels: `[B, H, W, 3]` uint8, on any device.
+            pixels: A batch of a store, or images of one size: uint8 `[B, H, W, 3]`. On any device.
             seed: Seed of the run. Required, like `step`, if anything is random.
             step: Step of the run, counted across epochs.
             first: Position of the first sample in the global batch, so that the slice of a rank gets the same
@@ -138,67 +145,55 @@ class Augment:
         Returns:
             `[B, 3, size, size]` float32 in channels-last memory format, on the device of `pixels`.
         """
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+        if not isinstance(pixels, PixelBatch):
+            pixels = PixelBatch(pixels, pixels[:0], tuple(pixels.shape[1:3]))  # type: ignore[arg-type]
+        canvas, least = pixels.pixels, pixels.least
+        if canvas.dtype != torch.uint8 or canvas.ndim != 4 or canvas.shape[3] != 3:
             raise UserError(
-                f"Augment(pixels {pixels.dtype} {list(pixels.shape)}): must be torch.uint8 [B, H, W, 3]"
+                f"Augment(pixels {canvas.dtype} {list(canvas.shape)}): must be torch.uint8 [B, H, W, 3]"
             )
-        _, height, width, _ = pixels.shape
-        if self.crop != "resized" and min(height, width) < self.size:
+        height, width = least
+        tall, wide = as_pair(self.size)
+        sizes = None if least == canvas.shape[1:3] else pixels.sizes  # unless all images fill their canvas
+        if self.crop != "resized" and (height < tall or width < wide):
             raise UserError(
                 f"Augment(size={self.size}): the images are {width} × {height}; "
                 "use a smaller size, a larger store or crop='resized'"
             )
         render = _fused_render() if self.fused else _render
-        return render(
-            pixels, self._plan(pixels, seed, step, first), self.size, self.crop, self.flip, self.jitter
-        )
+        return render(canvas, sizes, self._plan(len(canvas), canvas.device, seed, step, first), self)
 
-    def _plan(self, pixels: Tensor, seed: int | None, step: int | None, first: int) -> dict[str, Tensor]:
-        """Return the parameters of each sample, on the device: box, flip, jitter, and the normalization."""
-        batch, height, width, _ = pixels.shape
+    def _plan(
+        self, batch: int, device: torch.device, seed: int | None, step: int | None, first: int
+    ) -> dict[str, Tensor]:
+        """Return the parameters of each sample, on the device: window, flip, jitter, normalization."""
         if self.crop == "center" and not self.flip and not any(self.jitter):
             seed, step = 0, 0  # the random numbers are not used
         if seed is None or step is None:
             raise UserError(f"Augment(seed={seed}, step={step}): a random augmentation needs both")
         # A power of two, so that the chunks of a large batch share a few plans.
         upto = 1 << (first + batch - 1).bit_length() if first + batch else 0
-        block = _planned(self, seed, step // _AHEAD, upto, height, width, pixels.device)
+        block = _planned(self, seed, step // _AHEAD, upto, device)
         return {name: parts[step % _AHEAD, first : first + batch] for name, parts in block.items()}
 
 
 @lru_cache(maxsize=64)
-def _planned(
-    augment: Augment,
-    seed: int,
-    block: int,
-    batch: int,
-    height: int,
-    width: int,
-    device: torch.device,
-) -> dict[str, Tensor]:
+def _planned(augment: Augment, seed: int, block: int, batch: int, device: torch.device) -> dict[str, Tensor]:
     """Return the plans `[_AHEAD, B, …]` of a block of steps, which share many small operations."""
     steps = range(block * _AHEAD, (block + 1) * _AHEAD)
     draws = torch.cat([_uniform(seed, step, batch) for step in steps])
     rows = len(draws)
-    tries = draws[:, 7:].reshape(rows, 2, _TRIES)
-    if augment.crop == "resized":
-        box = _boxes(tries, draws[:, :2], height, width, augment.scale, augment.ratio)
-    elif augment.crop == "random":
-        room = torch.tensor([height - augment.size + 1, width - augment.size + 1])
-        box = F.pad(draws[:, :2] * room, (0, 2), value=augment.size).floor()
-    else:
-        middle = [_middle(height, augment.size), _middle(width, augment.size), augment.size, augment.size]
-        box = torch.tensor(middle).expand(rows, 4)
     strength = torch.tensor(augment.jitter, dtype=draws.dtype)
     low, high = (1 - strength).clamp(min=0), 1 + strength
     low[3], high[3] = -strength[3], strength[3]
     mean, std = torch.tensor(augment.mean), torch.tensor(augment.std)
     parts = {
-        "box": box,
+        "place": draws[:, :2],
         "flip": draws[:, 2:3] < augment.flip,
         "jitter": low + draws[:, 3:7] * (high - low),
         "gain": (1 / (255 * std)).expand(rows, 3),
         "bias": (-mean / std).expand(rows, 3),
+        "tries": _relative_sides(draws[:, 7:].reshape(rows, 2, _TRIES), augment.scale, augment.ratio),
     }
     packed = torch.cat([part.float() for part in parts.values()], dim=1)
     if device.type == "cuda":
@@ -208,24 +203,22 @@ def _planned(
     return dict(zip(parts, moved.split_with_sizes(widths, dim=2), strict=True))
 
 
-def _render(
-    pixels: Tensor,
-    plan: dict[str, Tensor],
-    size: int,
-    crop: str,
-    flip: float,
-    jitter: tuple[float, float, float, float],
-) -> Tensor:
+def _render(pixels: Tensor, sizes: Tensor | None, plan: dict[str, Tensor], augment: Augment) -> Tensor:
     """Apply a plan: float32 `[B, 3, size, size]`, channels last."""
-    if crop == "resized":
-        images = _resize(pixels, plan, size)
-    elif crop == "random" or flip:
-        images = _copy(pixels, plan, size)
+    shape = as_pair(augment.size)
+    _, height, width, _ = pixels.shape
+    if augment.crop == "center" and not augment.flip and sizes is None:
+        top, left = _middle(height, shape[0]), _middle(width, shape[1])
+        images = pixels[:, top : top + shape[0], left : left + shape[1]].permute(0, 3, 1, 2).float()
     else:
-        top, left = _middle(pixels.shape[1], size), _middle(pixels.shape[2], size)
-        images = pixels[:, top : top + size, left : left + size].permute(0, 3, 1, 2).float()
-    if any(jitter):
-        images = 255 * _jitter(images / 255, plan["jitter"], jitter)
+        if sizes is None:
+            whole = pixels.new_ones(len(pixels), 1, dtype=torch.float32)
+            sizes = torch.cat([height * whole, width * whole], dim=1)
+        window = _windows(plan, sizes.float(), augment)
+        sample = _resize if augment.crop == "resized" else _copy
+        images = sample(pixels, sizes, window, plan["flip"], shape)
+    if any(augment.jitter):
+        images = 255 * _jitter(images / 255, plan["jitter"], augment.jitter)
     images = images * plan["gain"][:, :, None, None] + plan["bias"][:, :, None, None]
     return images.contiguous(memory_format=torch.channels_last)
 
@@ -247,57 +240,80 @@ def _uniform(seed: int, step: int, batch: int) -> Tensor:
     return torch.rand(batch, 7 + 2 * _TRIES, generator=generator, dtype=torch.float64)
 
 
-def _boxes(
-    tries: Tensor,
-    place: Tensor,
-    height: int,
-    width: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-) -> Tensor:
-    """Return windows `[B, 4]` (top, left, height, width) by torchvision's rule, for all tries at once."""
-    area = height * width * (scale[0] + tries[:, 0] * (scale[1] - scale[0]))  # [B, tries]
+def _relative_sides(tries: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+    """Return heights and widths `[B, 2 · tries]` of windows, relative to the root of the image's area."""
+    area = scale[0] + tries[:, 0] * (scale[1] - scale[0])  # [B, tries]
     shape = torch.exp(math.log(ratio[0]) + tries[:, 1] * math.log(ratio[1] / ratio[0]))
-    sides = torch.stack([(area / shape).sqrt(), (area * shape).sqrt()], dim=2).round()  # [B, tries, 2]
-    whole = torch.tensor([height, width], dtype=sides.dtype)
-    fits = ((sides >= 1) & (sides <= whole)).all(dim=2)
-    chosen = sides[torch.arange(len(sides)), fits.int().argmax(dim=1)]  # the first that fits
-    fallback = whole.clone()
-    fallback[0] = min(height, round(width / ratio[0]))
-    fallback[1] = min(width, round(height * ratio[1]))
+    return torch.cat([(area / shape).sqrt(), (area * shape).sqrt()], dim=1)
+
+
+def _windows(plan: dict[str, Tensor], sizes: Tensor, augment: Augment) -> Tensor:
+    """Return the window of each image, in its own pixels: `[B, 4]` (top, left, height, width)."""
+    if augment.crop == "resized":
+        return _resized_windows(plan["tries"], plan["place"], sizes, augment.ratio)
+    tall, wide = as_pair(augment.size)
+    room = torch.stack([sizes[:, 0] - tall, sizes[:, 1] - wide], dim=1)
+    corner = (plan["place"] * (room + 1)).floor() if augment.crop == "random" else (room / 2).round()
+    return torch.cat(
+        [corner, torch.ones_like(corner[:, :1]) * tall, torch.ones_like(corner[:, :1]) * wide], 1
+    )
+
+
+def _resized_windows(tries: Tensor, place: Tensor, sizes: Tensor, ratio: tuple[float, float]) -> Tensor:
+    """Return windows `[B, 4]` by torchvision's rule, for all tries at once."""
+    root = (sizes[:, 0] * sizes[:, 1]).sqrt()
+    sides = (tries.view(-1, 2, _TRIES) * root[:, None, None]).round()  # [B, 2, tries]
+    fits = ((sides >= 1) & (sides <= sizes[:, :, None])).all(dim=1)  # [B, tries]
+    first = fits.int().argmax(dim=1)[:, None, None].expand(-1, 2, 1)
+    chosen = sides.gather(2, first).squeeze(2)
+    limits = torch.stack([sizes[:, 1] / ratio[0], sizes[:, 0] * ratio[1]], dim=1).round()
     found = fits.any(dim=1, keepdim=True)
-    sides = torch.where(found, chosen, fallback)
-    corner = torch.where(found, place * (whole - sides + 1), (whole - sides) / 2).floor()
+    sides = torch.where(found, chosen, torch.minimum(sizes, limits))
+    corner = torch.where(found, place * (sizes - sides + 1), (sizes - sides) / 2).floor()
     return torch.cat([corner, sides], dim=1)
 
 
-def _columns(plan: dict[str, Tensor], size: int) -> Tensor:
-    """Return the output columns 0..size-1 of each sample, reversed if it is flipped: `[B, size]`."""
-    column = torch.arange(size, device=plan["flip"].device)
-    return torch.where(plan["flip"] > 0, size - 1 - column, column)
+def _columns(flip: Tensor, width: int) -> Tensor:
+    """Return the output columns 0..width-1 of each sample, reversed if it is flipped: `[B, width]`."""
+    column = torch.arange(width, device=flip.device)
+    return torch.where(flip > 0, width - 1 - column, column)
 
 
-def _copy(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
-    """Copy windows at whole pixels: float32 `[B, 3, size, size]` with values 0..255."""
+def _on_canvas(rows: Tensor, columns: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where on their canvas pixels of images are: each `[B, height, width]`; see `PixelBatch`.
+
+    Args:
+        rows: `[B, height]` of the images.
+        columns: `[B, width]` of the images.
+        turned: `[B]` Whether an image lies on its side.
+    """
+    rows, columns = rows[:, :, None], columns[:, None, :]
+    turned = turned[:, None, None]
+    return torch.where(turned, columns, rows), torch.where(turned, rows, columns)
+
+
+def _copy(pixels: Tensor, sizes: Tensor, window: Tensor, flip: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Copy windows at whole pixels: float32 `[B, 3, *shape]` with values 0..255."""
     batch, height, width, _ = pixels.shape
-    corner = plan["box"].long()
-    rows = corner[:, 0:1] + torch.arange(size, device=pixels.device)  # [B, size]
-    columns = corner[:, 1:2] + _columns(plan, size)
-    image = torch.arange(batch, device=pixels.device)[:, None, None]
-    place = (image * height + rows[:, :, None]) * width + columns[:, None, :]  # [B, size, size]
-    window = pixels.reshape(-1, 3).index_select(0, place.flatten())
-    return window.view(batch, size, size, 3).permute(0, 3, 1, 2).float()
+    corner = window.long()
+    rows = corner[:, 0:1] + torch.arange(shape[0], device=pixels.device)
+    y, x = _on_canvas(rows, corner[:, 1:2] + _columns(flip, shape[1]), sizes[:, 0] > height)
+    place = (torch.arange(batch, device=pixels.device)[:, None, None] * height + y) * width + x
+    copied = pixels.reshape(-1, 3).index_select(0, place.flatten())
+    return copied.view(batch, *shape, 3).permute(0, 3, 1, 2).float()
 
 
-def _resize(pixels: Tensor, plan: dict[str, Tensor], size: int) -> Tensor:
-    """Resize windows bilinearly, as if cropped first: float32 `[B, 3, size, size]` with values 0..255."""
+def _resize(pixels: Tensor, sizes: Tensor, window: Tensor, flip: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Resize windows bilinearly, as if cropped first: float32 `[B, 3, *shape]` with values 0..255."""
     _, height, width, _ = pixels.shape
-    top, left, tall, wide = plan["box"][:, :, None].unbind(dim=1)  # each [B, 1]
-    row = torch.arange(size, device=pixels.device)
-    y = top + (((row + 0.5) * tall / size - 0.5).clamp(min=0)).minimum(tall - 1)  # [B, size], pixel centers
-    x = left + (((_columns(plan, size) + 0.5) * wide / size - 0.5).clamp(min=0)).minimum(wide - 1)
-    y, x = (2 * y + 1) / height - 1, (2 * x + 1) / width - 1  # grid_sample's -1..1 between the outer edges
-    grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=3)
+    top, left, tall, wide = window[:, :, None].unbind(dim=1)  # each [B, 1]
+    row = torch.arange(shape[0], device=pixels.device)
+    rows = top + (((row + 0.5) * tall / shape[0] - 0.5).clamp(min=0)).minimum(tall - 1)  # pixel centers
+    column = _columns(flip, shape[1])
+    columns = left + (((column + 0.5) * wide / shape[1] - 0.5).clamp(min=0)).minimum(wide - 1)
+    y, x = _on_canvas(rows, columns, sizes[:, 0] > height)
+    # grid_sample counts from -1 to 1 between the outer edges.
+    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=3)
     return F.grid_sample(
         pixels.permute(0, 3, 1, 2).float(), grid, mode="bilinear", padding_mode="border", align_corners=False
     )

@@ -1,25 +1,16 @@
 """Building a pixel store: in parallel, resumable after `kill -9`, never half-written.
 
-A store is a folder. While it is built it is called `building-PLAN`, where PLAN is a digest of the settings
-and the relative paths, and contains
+While a store is built its folder is called `building-PLAN`, where PLAN is a digest of the settings and the
+relative paths, and contains
 
-- `pixels.bin`, the rows one after another and nothing else, allocated in full at the start, so that a full
-  disk shows before an hour is spent;
-- `journal`, one line per finished chunk of rows: the size, modification time and fingerprint of every file in
-  it, the checksum of its pixels, the folder of the files and the version of Pillow that decoded them.
+- `pixels.bin`; of a raw store, allocated in full at the start, so that a full disk shows before an hour is
+  spent. Workers write raw pixels to their places; JPEGs are appended in the order in which they finish;
+- `journal`, one line per finished chunk of images: where its pixels begin, a record of every file in it, the
+  folder of the files and the version of Pillow that decoded them.
 
 The process that builds holds a lock, the file `building-PLAN.lock` beside the folder. A finished store is
-renamed into place in one step. Its name ends in PLAN and a digest of all fingerprints. Instead of the journal
-it contains `files.bin`, a record of `FILES` for each row, and `store.json`.
-
-`store.json` records the folder of the files. Only for files in that folder do size and time show that nothing
-changed: files extracted from different archives often have the same time. It also records the version of
-Pillow that last tried the unreadable files: another version tries them again, and files that failed for lack
-of memory are always tried again. A process that updates a finished store holds a lock beside it, too.
-
-No byte is trusted. Rows whose pixels do not have their checksum are decoded again. `store.json` contains its
-own checksum, and the name of the folder is that of the fingerprints in `files.bin`: if these do not agree,
-the store is built again. A wrong size, time or checksum in `files.bin` only costs reading a file again.
+renamed into place in one step; see `store_index` for its contents. Its name ends in PLAN and a digest of all
+fingerprints. A process that updates a finished store holds a lock beside it, too.
 """
 
 import errno
@@ -30,12 +21,11 @@ import re
 import shutil
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import PIL
@@ -43,23 +33,50 @@ import PIL
 from firstpage import durable
 from firstpage._text import format_size
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import NO_MEMORY, Box, open_regular
+from firstpage.data.decode import NO_MEMORY, Box
 from firstpage.data.framing import FileRecord, Framing, decode_rows, file_state, fingerprint_files
 from firstpage.data.locking import exclusive
 from firstpage.data.progress import progress_bar
-from firstpage.data.workers import Workers, usable_cores
+from firstpage.data.store_index import (
+    FILES,
+    PIXELS,
+    RECORDS,
+    VERSION,
+    About,
+    Index,
+    damaged_rows,
+    describe_damage,
+    read_index,
+    write_index,
+    wrong_rows,
+)
+from firstpage.data.workers import Workers
 from firstpage.errors import UserError
 
-VERSION = 2  # of the files above and of the pixels: a change of either rebuilds every store
-CHUNK = 64  # rows decoded by one task and recorded together
-PIXELS, RECORDS, METADATA = "pixels.bin", "files.bin", "store.json"
-Task = tuple[Framing, str, list[str], list[Box] | None, str, int, bool]  # the arguments of `decode_rows`
-FILES = np.dtype([("size", "<i8"), ("mtime", "<i8"), ("fingerprint", "S32"), ("checksum", "<u4")])
-# What `store.json` contains, besides its checksum, and its entry "framing".
-_KINDS = {"version": int, "name": str, "root": str, "images": int, "framing": dict, "pillow": str} | {
-    "unreadable": dict
-}
-_FRAMING = {"size": int, "resize": str, "boxes": bool, "margin": int | float}
+STORED = ("checksum", "height", "width", "offset", "length")  # entries of `FILES` about what is stored
+CHUNK = 64  # images decoded by one task and recorded together
+JPEG_BYTES = 20_000  # of an image of 256 pixels, about
+Task = tuple[Framing, str, list[str], list[Box] | None, str | None, int, bool]  # arguments of `decode_rows`
+
+
+class Chunk(NamedTuple):
+    """A chunk of decoded images.
+
+    Attributes:
+        base: Where its pixels begin in `pixels.bin`.
+        records: Of its files.
+    """
+
+    base: int
+    records: list[FileRecord]
+
+    def files(self) -> np.ndarray:
+        """Return the entries of its files in the index."""
+        offset, entries = self.base, []
+        for bytes, mtime, fingerprint, checksum, height, width, length, _ in self.records:
+            entries.append((bytes, mtime, fingerprint.encode(), checksum, height, width, offset, length))
+            offset += length
+        return np.array(entries, FILES)
 
 
 @dataclass(frozen=True)
@@ -69,9 +86,10 @@ class Builder:
     Args:
         catalog: The images.
         folder: The folder of all stores.
-        framing: How images become squares.
+        framing: How images are scaled.
         workers: Number of decoding processes. 0 decodes in this process. Defaults to one per usable core.
         progress: Show a progress bar.
+        kind: `raw` stores pixels, `jpeg` stores JPEGs of them.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -88,6 +106,7 @@ class Builder:
     framing: Framing
     workers: int | None = None
     progress: bool = True
+    kind: Literal["raw", "jpeg"] = "raw"
 
     def find_or_build(self) -> Path:
         """Return the folder of the finished store, which is built if necessary.
@@ -110,7 +129,7 @@ class Builder:
         except OSError as error:
             remedy = "choose another folder"
             if error.errno in durable.FULL:
-                size = len(self.catalog) * self._row_bytes
+                size = len(self.catalog) * (self.framing.row_bytes if self.kind == "raw" else JPEG_BYTES)
                 remedy = f"free {format_size(size)} or {remedy}"
             text = f"cannot write a pixel store to {str(self.folder)!r}: {error.strerror}; {remedy}"
             raise OSError(error.errno, text) from error
@@ -125,7 +144,9 @@ class Builder:
 
     @cached_property
     def _plan(self) -> str:
-        digest = hashlib.blake2b(json.dumps([VERSION, asdict(self.framing)]).encode(), digest_size=8)
+        digest = hashlib.blake2b(
+            json.dumps([VERSION, self.kind, asdict(self.framing)]).encode(), digest_size=8
+        )
         digest.update(b"\0".join(map(os.fsencode, self.catalog.paths)))
         digest.update(b"" if self._crops is None else self._crops.tobytes())
         return digest.hexdigest()
@@ -151,7 +172,7 @@ class Builder:
                 return store if self._update(store, index, files) else None
         return None
 
-    def _read_index(self, store: Path, tell: bool) -> "Index | None":
+    def _read_index(self, store: Path, tell: bool) -> Index | None:
         """Return the index of a store, or None if it is damaged, with a warning if `tell`."""
         try:
             index = read_index(store)
@@ -164,13 +185,15 @@ class Builder:
             return None
         return index
 
-    def _current_files(self, indices: "list[Index]") -> np.ndarray:
+    def _current_files(self, indices: list[Index]) -> np.ndarray:
         """Return the present state of all files; only those that changed since the last build are read."""
         root, paths = os.fspath(self.catalog.root), self.catalog.paths
-        files = np.array([(*file_state(os.path.join(root, path)), b"", 0) for path in paths], FILES)
+        files = np.zeros(len(paths), FILES)
+        states = np.array([file_state(os.path.join(root, path)) for path in paths], np.int64).reshape(-1, 2)
+        files["bytes"], files["mtime"] = states.T
         for about, recorded in indices:
-            if about["root"] == self._real_root:
-                same = (recorded["size"] == files["size"]) & (recorded["mtime"] == files["mtime"])
+            if about.root == self._real_root:
+                same = (recorded["bytes"] == files["bytes"]) & (recorded["mtime"] == files["mtime"])
                 files["fingerprint"] = np.where(same, recorded["fingerprint"], files["fingerprint"])
         # Files that could not be read are tried again: a change of permissions changes neither size nor time.
         (rows,) = np.nonzero(files["fingerprint"] == b"")
@@ -186,7 +209,7 @@ class Builder:
                 advance(len(digests))
         return files
 
-    def _update(self, store: Path, index: "Index", files: np.ndarray) -> bool:
+    def _update(self, store: Path, index: Index, files: np.ndarray) -> bool:
         """Mend a store, and record where its files are, their sizes and times, and which can be read by now.
 
         Returns:
@@ -194,28 +217,34 @@ class Builder:
             just changed.
         """
         damaged = damaged_rows(store, index, self.progress)
-        files["checksum"] = index.files["checksum"]
-        current = index.about["root"] == self._real_root and np.array_equal(index.files, files)
-        if current and not damaged and not _rows_to_retry(index.about):
+        for name in STORED:
+            files[name] = index.files[name]
+        current = index.about.root == self._real_root and np.array_equal(index.files, files)
+        if current and not damaged and not index.about.rows_to_retry:
             return True
         if damaged:
             warnings.warn(f"{describe_damage(store, damaged, index)}; decoding them again", stacklevel=2)
         # Unless it is damaged, this only saves work the next time, so that a read-only folder is no error.
-        with suppress(OSError), exclusive(store), open(store / PIXELS, "ab") as pixels:
+        with suppress(OSError), exclusive(store), open(store / PIXELS, "r+b", opener=_make) as pixels:
             about, recorded = index = read_index(store)
-            pixels.truncate(len(self.catalog) * self._row_bytes)
+            for name in STORED:
+                files[name] = recorded[name]
+            if self.kind == "raw":
+                pixels.truncate(len(self.catalog) * self.framing.row_bytes)
             # Another process may have mended it while this one waited for the lock.
-            rows = sorted({*(damaged_rows(store, index) if damaged else []), *_rows_to_retry(about)})
-            files["checksum"] = recorded["checksum"]
-            whole = self._decode_again(store, about["unreadable"], rows, files)
+            rows = sorted({*(damaged_rows(store, index) if damaged else []), *about.rows_to_retry})
+            reasons = dict(about.unreadable)
+            whole = self._decode_again(pixels, reasons, rows, files)
             os.fsync(pixels.fileno())
-            about |= {"root": self._real_root, "pillow": PIL.__version__}
-            _write_index(store, about, files)
+            about = replace(about, root=self._real_root, pillow=PIL.__version__, unreadable=reasons)
+            write_index(store, Index(about, files))
             return whole
         return not damaged
 
-    def _decode_again(self, store: Path, reasons: dict[str, str], rows: list[int], files: np.ndarray) -> bool:
-        """Decode rows of a finished store again, and update their reasons and checksums.
+    def _decode_again(
+        self, pixels: BinaryIO, reasons: dict[str, str], rows: list[int], files: np.ndarray
+    ) -> bool:
+        """Decode rows of a finished store again, and update their reasons and what is stored of them.
 
         Returns:
             Whether all their files are still the same.
@@ -225,92 +254,102 @@ class Builder:
             Workers(self.workers if many else 0) as workers,
             progress_bar("decoding again", len(rows), self.progress and many) as advance,
         ):
-            tasks = [self._task(store / PIXELS, row, row + 1) for row in rows]
-            for index, [(_, _, digest, checksum, reason)] in workers.map(decode_rows, tasks):
-                row = rows[index]
-                if digest.encode() == files["fingerprint"][row]:
-                    files["checksum"][row] = checksum
+            tasks = [self._task(Path(pixels.name), row, row + 1) for row in rows]
+            for index, (records, content) in workers.map(decode_rows, tasks):
+                row, record = rows[index], records[0]
+                entry = self._stored(pixels, row, records, content).files()[0]
+                if entry["fingerprint"] == files["fingerprint"][row]:
+                    for name in STORED:
+                        files[name][row] = entry[name]
                     reasons.pop(str(row), None)
-                    reasons |= {str(row): reason} if reason else {}
+                    reasons |= {str(row): record.reason} if record.reason else {}
                 else:  # it has just changed; the checksum tells that these are not its pixels
                     whole = False
                 advance(1)
         return whole
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.framing.size**2 * 3
-
     def _task(self, target: Path, first: int, end: int) -> Task:
         crops = None if self._crops is None else self._crops[first:end].tolist()
         root, paths = os.fspath(self.catalog.root), self.catalog.paths[first:end]
-        return self.framing, root, paths, crops, str(target), first * self._row_bytes, True
+        if self.kind == "jpeg":
+            return self.framing, root, paths, crops, None, 0, True
+        return self.framing, root, paths, crops, str(target), first * self.framing.row_bytes, True
+
+    def _stored(self, pixels: BinaryIO, first: int, records: list[FileRecord], content: bytes) -> Chunk:
+        """Append the JPEGs of a chunk; raw pixels have been written already. Both are on the disk then."""
+        base = first * self.framing.row_bytes if self.kind == "raw" else pixels.seek(0, os.SEEK_END)
+        pixels.write(content)
+        pixels.flush()
+        return Chunk(base, records)
 
     def _build(self) -> Path:
         catalog, target = self.catalog, self._building / PIXELS
         self._building.mkdir(exist_ok=True)
         done = self._resume()
-        _allocate(target, len(catalog) * self._row_bytes, fresh=not done)
+        if self.kind == "raw":
+            _allocate(target, len(catalog) * self.framing.row_bytes, fresh=not done)
         starts = [first for first in range(0, len(catalog), CHUNK) if first not in done]
         tasks = [self._task(target, first, first + CHUNK) for first in starts]
         with (
-            open(target, "r+b") as pixels,
+            open(target, "r+b", opener=_make) as pixels,
             open(self._building / "journal", "ab") as journal,
             Workers(self.workers if len(tasks) > 1 else 0) as workers,
             progress_bar(f"decoding {catalog.name}", len(catalog), self.progress) as advance,
         ):
-            advance(sum(map(len, done.values())))
-            for index, records in workers.map(decode_rows, tasks):
+            advance(sum(len(chunk.records) for chunk in done.values()))
+            for index, (records, content) in workers.map(decode_rows, tasks):
+                first = starts[index]
+                chunk = done[first] = self._stored(pixels, first, records, content)
                 os.fsync(pixels.fileno())  # a line in the journal must hold even after a power cut
-                journal.write(self._journal_line(starts[index], records))
+                journal.write(self._journal_line(first, chunk))
                 journal.flush()
-                done[starts[index]] = records
                 advance(len(records))
-        return self._publish([record for first in sorted(done) for record in done[first]])
+        return self._publish([done[first] for first in sorted(done)])
 
-    def _resume(self) -> dict[int, list[FileRecord]]:
+    def _resume(self) -> dict[int, Chunk]:
         """Return the chunks of an interrupted build that are still valid, and drop the others."""
-        chunks: dict[int, list[FileRecord]] = {}
+        chunks: dict[int, Chunk] = {}
         journal = self._building / "journal"
         complete = journal.exists() and (self._building / PIXELS).exists()
         for line in journal.read_bytes().splitlines() if complete else []:
             checksum, _, content = line.partition(b" ")
             if checksum != b"%08x" % zlib.crc32(content):  # half-written, or damaged
                 continue
-            first, records, *origin = json.loads(content)
+            first, base, recorded, *origin = json.loads(content)
+            chunk = Chunk(base, [FileRecord(*record) for record in recorded])
             paths = self.catalog.paths[first : first + CHUNK]
             states = [file_state(os.path.join(self.catalog.root, path)) for path in paths]
-            unchanged = states == [(size, mtime) for size, mtime, *_ in records]
-            retry = any(reason == NO_MEMORY for *_, reason in records)
-            if origin == [self._real_root, PIL.__version__] and unchanged and not retry:
-                checksums = [checksum for *_, checksum, _ in records]
-                if not _wrong_rows(self._building / PIXELS, self._row_bytes, first, checksums):
-                    chunks[first] = records
+            unchanged = states == [(record.bytes, record.mtime) for record in chunk.records]
+            retry = any(record.reason == NO_MEMORY for record in chunk.records)
+            ours = origin == [self._real_root, PIL.__version__]
+            if ours and unchanged and not retry and not wrong_rows(self._building / PIXELS, chunk.files()):
+                chunks[first] = chunk
         # Before any pixels are overwritten: the journal must never promise more than they hold.
-        journal.write_bytes(b"".join(self._journal_line(*chunk) for chunk in chunks.items()))
+        journal.write_bytes(b"".join(self._journal_line(*item) for item in chunks.items()))
         return chunks
 
-    def _journal_line(self, first: int, records: list[FileRecord]) -> bytes:
-        content = json.dumps([first, records, self._real_root, PIL.__version__]).encode()
+    def _journal_line(self, first: int, chunk: Chunk) -> bytes:
+        content = json.dumps([first, *chunk, self._real_root, PIL.__version__]).encode()
         return b"%08x %s\n" % (zlib.crc32(content), content)
 
-    def _publish(self, records: list[FileRecord]) -> Path:
+    def _publish(self, chunks: list[Chunk]) -> Path:
         """Complete the folder of a build and rename it into place."""
-        files = np.array(
-            [(size, time, code.encode(), check) for size, time, code, check, _ in records], FILES
+        files = np.concatenate([chunk.files() for chunk in chunks])
+        records = [record for chunk in chunks for record in chunk.records]
+        about = About(
+            version=VERSION,
+            name=self.catalog.name,
+            root=self._real_root,
+            images=len(records),
+            framing=self.framing,
+            kind=self.kind,
+            pillow=PIL.__version__,
+            unreadable={str(row): record.reason for row, record in enumerate(records) if record.reason},
         )
-        about = {
-            "version": VERSION,
-            "name": self.catalog.name,
-            "root": self._real_root,
-            "images": len(records),
-            "framing": asdict(self.framing),
-            "pillow": PIL.__version__,
-            "unreadable": {str(row): reason for row, (*_, reason) in enumerate(records) if reason},
-        }
-        _write_index(self._building, about, files)
+        write_index(self._building, Index(about, files))
         name = re.sub(r"[^\w.-]+", "_", self.catalog.name)[:64]
-        parts = name, str(self.framing.size), self.framing.resize, self._plan, self._content_digest(files)
+        size = "x".join(str(side) for side in dict.fromkeys(self.framing.least))
+        parts = name, size, self.framing.resize, self._plan, self._content_digest(files)
         store = self.folder / "-".join(parts)
         try:
             os.rename(self._building, store)
@@ -327,144 +366,8 @@ class Builder:
         return store
 
 
-class Index(NamedTuple):
-    """The contents of `store.json`, and the records of `files.bin`."""
-
-    about: dict[str, Any]
-    files: np.ndarray
-
-    @property
-    def row_bytes(self) -> int:
-        """Number of bytes of the pixels of one row."""
-        size: int = self.about["framing"]["size"]
-        return size**2 * 3
-
-
-def read_index(store: Path) -> Index:
-    """Read all of a finished store but its pixels.
-
-    Raises:
-        FileNotFoundError: There is no store.
-        UserError: It is damaged, or of another version.
-
-    >>> read_index(Path("nowhere"))
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: nowhere: not a pixel store; make one with PixelStore.build
-    """
-    if not (store / METADATA).exists():
-        raise FileNotFoundError(f"{store}: not a pixel store; make one with PixelStore.build")
-    try:
-        about = _parse_metadata(store / METADATA)
-        if about["version"] == VERSION:
-            with open_regular(store / RECORDS) as file:
-                files = np.frombuffer(file.read(), FILES)
-            if len(files) != about["images"]:
-                raise ValueError(f"{RECORDS} has {len(files)} records, not {about['images']}")
-            return Index(about, files)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{store}: the pixel store is damaged ({error})") from error
-    raise UserError(f"{store}: pixel store of version {about['version']}, expected {VERSION}")
-
-
-def damaged_rows(store: Path, index: Index, progress: bool = False) -> list[int]:
-    """Return the rows whose pixels do not have their checksum. Reads all pixels, on all usable cores.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, PIXELS).write_bytes(bytes(12))  # four pixels
-    ...     files = np.array([(1, 1, b"", check) for check in (4282505490, 7, 4282505490, 7, 7)], FILES)
-    ...     damaged_rows(Path(folder), Index({"framing": {"size": 1}}, files))
-    [1, 3, 4]
-    """
-    step = max(1, 2**22 // index.row_bytes)
-    checksums = index.files["checksum"].tolist()
-    starts = range(0, len(checksums), step)
-    long = progress and len(checksums) * index.row_bytes > 2**30
-    wrong = []
-    with (
-        ThreadPoolExecutor(usable_cores()) as pool,
-        progress_bar("verifying pixels", len(checksums), long) as advance,
-    ):
-        parts = [checksums[start : start + step] for start in starts]
-        check = partial(_wrong_rows, store / PIXELS, index.row_bytes)
-        for part, found in zip(parts, pool.map(check, starts, parts), strict=True):
-            wrong += found
-            advance(len(part))
-    return wrong
-
-
-def describe_damage(store: Path, rows: list[int], index: Index) -> str:
-    """Return one line about the damaged rows of a store.
-
-    >>> describe_damage(Path("birds"), [7], Index({}, np.zeros(9, FILES)))
-    'birds: the pixel store is damaged (1 of 9 rows, the first is 7)'
-    """
-    count = f"{len(rows):,} of {len(index.files):,} rows"
-    return f"{store}: the pixel store is damaged ({count}, the first is {rows[0]})"
-
-
-def _wrong_rows(pixels: Path, row_bytes: int, first: int, checksums: list[int]) -> list[int]:
-    """Return those of the rows from `first` on whose pixels do not have their checksum."""
-    # Not mapped: the end of a file that another process cuts off would end this one with a bus error.
-    try:
-        with open(pixels, "rb", buffering=0) as file:
-            file.seek(first * row_bytes)
-            content = memoryview(file.read(len(checksums) * row_bytes))
-    except OSError:  # it is missing, or the disk cannot read it
-        content = memoryview(b"")
-    rows = (content[start : start + row_bytes] for start in range(0, len(checksums) * row_bytes, row_bytes))
-    return [
-        first + number
-        for number, (row, checksum) in enumerate(zip(rows, checksums, strict=True))
-        if len(row) < row_bytes or zlib.crc32(row) != checksum
-    ]
-
-
-def _write_index(store: Path, about: dict[str, Any], files: np.ndarray) -> None:
-    sealed = about | {"checksum": _checksum(about)}
-    durable.write(store / METADATA, json.dumps(sealed, indent=1).encode())
-    durable.write(store / RECORDS, files.tobytes())
-
-
-def _parse_metadata(file: Path) -> dict[str, Any]:
-    """Return the contents of `store.json`, of any version.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    with open_regular(file) as opened:
-        about = json.load(opened)
-    if not isinstance(about, dict) or type(about.get("version")) is not int:
-        raise ValueError(f"{METADATA} states no version")
-    if about["version"] == VERSION:
-        checksum = about.pop("checksum", None)
-        if checksum != _checksum(about):
-            raise ValueError(f"{METADATA} does not have its checksum")
-        if about.keys() != _KINDS.keys() or any(type(about[key]) is not kind for key, kind in _KINDS.items()):
-            raise ValueError(f"{METADATA} does not state {', '.join(_KINDS)}")
-        unreadable, framing = about["unreadable"], about["framing"]
-        if not all(
-            isinstance(reason, str) and row.isdecimal() and len(row) < 16 and int(row) < about["images"]
-            for row, reason in unreadable.items()
-        ):
-            raise ValueError(f"{METADATA} lists unreadable rows that are not there")
-        if framing.keys() != _FRAMING.keys() or any(
-            not isinstance(framing[key], kind) for key, kind in _FRAMING.items()
-        ):
-            raise ValueError(f"{METADATA} states no framing")
-        Framing(**framing)
-    return about
-
-
-def _checksum(about: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
-
-
-def _rows_to_retry(about: dict[str, Any]) -> list[int]:
-    """Return the unreadable rows of a store that may be readable by now."""
-    another_pillow = about["pillow"] != PIL.__version__
-    return [int(row) for row, reason in about["unreadable"].items() if another_pillow or reason == NO_MEMORY]
+def _make(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 def _allocate(path: Path, size: int, fresh: bool) -> None:

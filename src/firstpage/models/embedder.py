@@ -21,7 +21,8 @@ from firstpage._reading import read_json
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import open_regular
-from firstpage.data.framing import Framing
+from firstpage.data.framing import Framing, Size
+from firstpage.data.pixel_batch import PixelBatch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
 from firstpage.models import backbones
@@ -34,13 +35,21 @@ VERSION = 1
 
 
 class Pixels(Protocol):
-    """A source of stored pixels: a `PixelStore` or a `Stream`."""
+    """A source of stored pixels: a `PixelStore`, a `JpegStore` or a `Stream`."""
 
     ok: np.ndarray  # [N] bool: whether each row could be decoded
 
     def __len__(self) -> int: ...
-    def batch(self, rows: Any, device: Any = None) -> Tensor:  # noqa: ANN401
-        """Return the uint8 pixels [B, size, size, 3] of `rows`."""
+    def prepare(self, rows: Any) -> None:  # noqa: ANN401
+        """Be told of a batch that `batch` will be asked for."""
+        ...
+
+    def batch(self, rows: Any, device: Any = None) -> PixelBatch:  # noqa: ANN401
+        """Return the pixels of `rows`."""
+        ...
+
+    def batches(self, plan: Any, device: Any = None) -> Iterator[PixelBatch]:  # noqa: ANN401
+        """Yield a batch for each list of rows."""
         ...
 
 
@@ -90,7 +99,10 @@ class Embedder(nn.Module):
             checkpointing=settings.checkpointing,
             **settings.options,
         )
-        crop = min(self.backbone.input_size, settings.stored) if settings.crop is None else settings.crop
+        crop = settings.crop
+        if crop is None:
+            side = self.backbone.input_size
+            crop = min(side, settings.stored) if isinstance(settings.stored, int) else settings.stored
         self.settings = replace(settings, crop=crop)
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
         self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix_tokens) for width in widths)
@@ -146,7 +158,7 @@ class Embedder(nn.Module):
         >>> Embedder.create(backbone="small", dim=4, stored=48, crop=40).preprocess.size
         40
         """
-        crop = cast(int, self.settings.crop)
+        crop = cast(Size, self.settings.crop)
         return Augment.test(crop, mean=self.backbone.mean, std=self.backbone.std)
 
     @torch.inference_mode()
@@ -188,25 +200,33 @@ class Embedder(nn.Module):
                 torch.autocast(device.type, torch.bfloat16, enabled=half),
             ):
                 for pixels in self._pixels(images, chosen, batch_size):
-                    network_input = self.preprocess(pixels.to(device, non_blocking=True))
+                    network_input = self.preprocess(pixels.to(device))
                     vectors.append(self(network_input).cpu())
                     (progress if callable(progress) else advance)(len(pixels))
         finally:
             self.train(was_training)
         return torch.cat(vectors) if vectors else torch.empty(0, self.dim)
 
-    def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[Tensor]:  # noqa: ANN401
+    def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch]:  # noqa: ANN401
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        for part in parts:
-            if hasattr(images, "batch"):
-                yield images.batch(part, self.device)
-            else:
-                yield torch.from_numpy(np.stack([self._square(images[row]) for row in part]))
+        if hasattr(images, "batches"):
+            yield from images.batches(parts, self.device)
+        else:
+            for part in parts:
+                yield self._frame([images[row] for row in part])
 
-    def _square(self, image: object) -> np.ndarray:
+    def _frame(self, images: list[object]) -> PixelBatch:
+        """Scale images as a store does."""
+        scaled = [self._scale(image) for image in images]
+        pixels = b"".join(self.framing.to_canvas(image) for image in scaled)
+        canvases = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
+        sizes = torch.tensor([(image.height, image.width) for image in scaled], dtype=torch.int32)
+        return PixelBatch(canvases.view(-1, *self.framing.canvas, 3), sizes, self.framing.least)
+
+    def _scale(self, image: object) -> Image.Image:
         if isinstance(image, str | os.PathLike):
             with open_regular(os.fspath(image)) as file:
-                return np.asarray(self.framing.read(file))
+                return self.framing.read(file)
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
                 raise UserError(
@@ -215,7 +235,7 @@ class Embedder(nn.Module):
             image = Image.fromarray(image)
         if not isinstance(image, Image.Image):
             raise UserError(f"images: got {type(image).__name__}; give files, Pillow images or uint8 arrays")
-        return np.asarray(self.framing.square(image.convert("RGB")))
+        return self.framing.scale(image.convert("RGB"))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `config.json` and `model.safetensors`, each completely or not at all.

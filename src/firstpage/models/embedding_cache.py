@@ -25,6 +25,7 @@ from torch import Tensor
 import firstpage
 from firstpage import durable
 from firstpage.data.cache import cache_folder
+from firstpage.data.jpeg_store import JpegStore
 from firstpage.data.store import PixelStore
 from firstpage.models.embedder import Embedder
 
@@ -37,7 +38,7 @@ Rows = NDArray[np.int64]
 
 def embed_cached(
     model: Embedder,
-    store: PixelStore,
+    store: PixelStore | JpegStore,
     rows: Rows,
     *,
     cache: str | os.PathLike[str] | None = None,
@@ -96,7 +97,7 @@ def embed_cached(
     return vectors[torch.from_numpy(places[rows])]
 
 
-def _digest(model: Embedder, store: PixelStore, half: bool) -> str:
+def _digest(model: Embedder, store: PixelStore | JpegStore, half: bool) -> str:
     """Return a digest of everything that the embeddings depend on."""
     about = {
         "version": [VERSION, firstpage.__version__, torch.__version__],

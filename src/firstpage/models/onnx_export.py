@@ -10,20 +10,21 @@ from pathlib import Path
 import torch
 
 from firstpage import durable
+from firstpage.data.framing import as_pair
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 
 _RESIZES = {
-    "squash": "both sides scaled to {}",
-    "shorter": "shorter side scaled to {}, center kept",
-    "pad": "longer side scaled to {}, filled up with white",
+    "squash": "scaled to {height} × {width}",
+    "shorter": "shorter side scaled to {height}",
+    "pad": "scaled to fit into {height} × {width}, filled up with white",
 }
 
 
 def export_onnx(model: Embedder, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> Path:
     """Write the network as ONNX for any batch size, and check it with onnxruntime if that is installed.
 
-    The input is `images`, float32 [batch, 3, crop, crop], normalized; the output `embeddings`, unit vectors.
+    The input is `images`, float32 [batch, 3, height, width], normalized; the output is `embeddings`.
     The file documents how an image becomes such an input: its description is that of `describe_input`, and
     its metadata has `mean`, `std`, `crop`, `stored`, `resize` and `dim`, each as JSON.
 
@@ -52,8 +53,7 @@ def export_onnx(model: Embedder, path: str | os.PathLike[str], *, tolerance: flo
     target = durable.check(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).cpu().eval()  # where the vectors to compare with are exact
-    crop = model.preprocess.size
-    images = torch.randn(3, 3, crop, crop)
+    images = torch.randn(3, 3, *as_pair(model.preprocess.size))
     registry = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registry.level
     registry.setLevel(logging.ERROR)  # it warns about a missing torchvision, which is not needed
@@ -99,15 +99,14 @@ def describe_input(model: Embedder) -> str:
     """Describe in one line how an image becomes the network's input.
 
     >>> describe_input(Embedder.create(backbone="small", dim=4, stored=48, crop=40))
-    'input: RGB, both sides scaled to 48, central 40 × 40, values 0 to 1, minus mean 0.485, 0.456, 0.406, ...'
+    'input: RGB, shorter side scaled to 48, central 40 × 40, values 0 to 1, minus mean 0.485, ...'
     """
     settings, backbone = model.settings, model.backbone
-    resized = _RESIZES[settings.resize].format(settings.stored)
+    height, width = as_pair(settings.stored)
+    resized = _RESIZES[settings.resize].format(height=height, width=width)
+    crop = " × ".join(map(str, as_pair(model.preprocess.size)))
     mean, std = (", ".join(f"{value:g}" for value in part) for part in (backbone.mean, backbone.std))
-    return (
-        f"input: RGB, {resized}, central {settings.crop} × {settings.crop}, values 0 to 1, "
-        f"minus mean {mean}, divided by std {std}"
-    )
+    return f"input: RGB, {resized}, central {crop}, values 0 to 1, minus mean {mean}, divided by std {std}"
 
 
 def _metadata(model: Embedder) -> dict[str, object]:

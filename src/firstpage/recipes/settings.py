@@ -30,9 +30,11 @@ class ModelSettings:
             images to nearly one point, where losses with a hinge have no gradient; this moves them apart.
         freeze_batch_norm: Do not update the batch norms of a pretrained network; best on small data.
         checkpointing: Recompute activations in the backward pass, to save memory.
-        stored: Side of the stored square images, in pixels.
-        resize: How an image becomes that square: `squash`, `shorter` or `pad`.
-        crop: Side of the central crop that the network gets. Defaults to the input size of the backbone.
+        stored: Side of the stored images, in pixels, or their `[height, width]` if they are not square.
+        resize: How an image is scaled to it: `shorter` scales the shorter side and keeps the aspect, `squash`
+            scales both, `pad` the longer one and pads.
+        crop: Side of the central crop that the network gets, or `[height, width]`. Defaults to the input size
+            of the backbone.
 
     >>> ModelSettings(backbone="small", dim=64).pooling
     'avg'
@@ -48,9 +50,9 @@ class ModelSettings:
     standardize: bool = False
     freeze_batch_norm: bool = False
     checkpointing: bool = False
-    stored: int = 256
-    resize: str = "squash"
-    crop: int | None = field(default=None, metadata={"example": 224})
+    stored: int | tuple[int, int] = 256
+    resize: str = "shorter"
+    crop: int | tuple[int, int] | None = field(default=None, metadata={"example": 224})
 
     def __post_init__(self) -> None:
         if self.head not in ("linear", "mlp", "none", "multilevel"):
@@ -58,10 +60,13 @@ class ModelSettings:
         for name in ("weights", "checkpointing", "name"):
             if name in self.options:
                 raise UserError(f"model.options: {name!r} is not an option of a backbone; remove it")
-        for name, value, most in (("dim", self.dim, 2**16), ("stored", self.stored, 2**13)):
-            if not 1 <= value <= most:
-                raise UserError(f"model.{name}={value}: must be in 1..{most}")
-        if self.crop is not None and not 1 <= self.crop <= self.stored:
+        if not 1 <= self.dim <= 2**16:
+            raise UserError(f"model.dim={self.dim}: must be in 1..{2**16}")
+        stored = (self.stored, self.stored) if isinstance(self.stored, int) else self.stored
+        crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
+        if not 1 <= min(stored) <= max(stored) <= 2**13:
+            raise UserError(f"model.stored={self.stored}: must be in 1..{2**13}")
+        if crop is not None and not all(1 <= side <= most for side, most in zip(crop, stored, strict=True)):
             raise UserError(
                 f"model.crop={self.crop}: must be in 1..{self.stored}, the side of the stored images"
             )
@@ -230,6 +235,8 @@ class TrainSettings:
         compile: Compile network, augmentation and loss with `torch.compile`: a minute at the start, then
             twice as fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
         sync_batch_norm: Normalize trained batch norms by the images of all ranks.
+        store: What is stored of the images: `raw` pixels, `jpeg` (small, decoded again in every epoch), or
+            `none` to decode the files themselves; `auto` is raw up to 40 GB, then jpeg.
         ema: Decay of an average of the weights that is evaluated and saved; 0 for none.
         evaluate_untrained: Evaluate the untrained model first, to see whether training helps.
         evaluate_every: Epochs between evaluations.
@@ -249,6 +256,7 @@ class TrainSettings:
     precision: str = "auto"
     compile: bool = False
     sync_batch_norm: bool = False
+    store: str = "auto"
     ema: float = 0.0
     evaluate_untrained: bool = True
     evaluate_every: int = 1
@@ -260,6 +268,7 @@ class TrainSettings:
         for name, value, known in (
             ("protocol", self.protocol, ("paper", "fair")),
             ("precision", self.precision, ("auto", "bf16", "fp32")),
+            ("store", self.store, ("auto", "raw", "jpeg", "none")),
         ):
             if value not in known:
                 raise UserError(f"train.{name}={value!r}: choose one of {', '.join(known)}")

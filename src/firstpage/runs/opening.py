@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.jpeg_store import JpegStore, open_store
 from firstpage.data.splits import QueryGallery, query_gallery, split_catalog, unreadable_note
 from firstpage.data.store import PixelStore
 from firstpage.errors import UserError
@@ -53,10 +54,9 @@ class OpenRun:
     progress: bool = True
 
     @cached_property
-    def pixels(self) -> PixelStore:
+    def pixels(self) -> PixelStore | JpegStore:
         """Decoded images of the dataset, as the model takes them."""
-        size, resize = self.model.framing.size, self.model.framing.resize
-        return PixelStore.build(self.catalog, self.cache, size=size, resize=resize, progress=self.progress)
+        return open_store(self.catalog, self.cache, self.model.framing, progress=self.progress)
 
     @cached_property
     def test(self) -> QueryGallery:

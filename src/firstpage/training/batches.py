@@ -1,5 +1,10 @@
 """The training images, as the network sees them."""
 
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -7,7 +12,7 @@ from torch import Tensor
 
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
-from firstpage.data.store import to_device
+from firstpage.data.pixel_batch import to_device
 from firstpage.models.embedder import Pixels
 
 
@@ -38,6 +43,26 @@ class TrainBatches:
         self.labels = torch.from_numpy(labels).to(device)
         self.image_ids = torch.from_numpy(rows).to(device)
         self._pixels, self._augment, self._seed, self._device = pixels, augment, seed, device
+
+    def ahead(
+        self, sampler: Iterable[list[int]], split: Callable[[int], list[slice]], count: int = 2
+    ) -> Iterator[list[int]]:
+        """Yield the batches of a sampler, while the images of the next ones are prepared.
+
+        Args:
+            sampler: Yields the rows of each global batch.
+            split: Returns the parts of a batch of so many rows that `images` will be asked for.
+            count: Number of batches to prepare in advance.
+        """
+        coming = iter(copy.deepcopy(sampler))  # so that the state of the sampler itself is that of the step
+        prepared: deque[list[int]] = deque()
+        for rows in sampler:
+            for following in islice(coming, count + 1 - len(prepared)):
+                for part in split(len(following)):
+                    self._pixels.prepare(self.rows[following[part]])
+                prepared.append(following)
+            prepared.popleft()
+            yield rows
 
     def images(self, rows: list[int], step: int, part: slice) -> Tensor:
         """Return the network input [B, 3, H, W] of a part of a batch's rows in a step."""

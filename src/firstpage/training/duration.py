@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from firstpage.data.framing import as_pair
 from firstpage.training.display import format_seconds
 from firstpage.training.job import TrainJob
 
@@ -31,10 +32,11 @@ def estimate_duration(job: TrainJob) -> str:
     if split.test is not None and split.test is not split.validation:
         evaluating += 2 * split.test.size * forward / job.ranks.world_size
     threads = f" ({torch.get_num_threads()} threads)" if device.type == "cpu" else ""
-    side, processor = job.model.preprocess.size, "GPU" if device.type == "cuda" else device.type.upper()
+    size = " × ".join(str(side) for side in dict.fromkeys(as_pair(job.model.preprocess.size)))
+    processor = "GPU" if device.type == "cuda" else device.type.upper()
     line = (
         f"about {format_seconds(training + evaluating)} on this {processor}{threads}: "
-        f"{steps:,} steps of {images} images at {side} px, {evaluations} evaluations"
+        f"{steps:,} steps of {images} images at {size} px, {evaluations} evaluations"
     )
     if device.type == "cpu" and training + evaluating > LONG:
         line += "; for less: fewer schedule.epochs, half the model.crop, model.backbone=small, or a GPU"
@@ -44,9 +46,9 @@ def estimate_duration(job: TrainJob) -> str:
 @torch.inference_mode()
 def _forward_seconds(job: TrainJob) -> float:
     """Return the seconds of a forward pass per image."""
-    model, device, side = job.model, job.model.device, job.model.preprocess.size
+    model, device, shape = job.model, job.model.device, as_pair(job.model.preprocess.size)
     count = min(job.recipe.batch.images, 64 if device.type == "cuda" else 8)
-    images = torch.zeros(count, 3, side, side, device=device).to(memory_format=torch.channels_last)
+    images = torch.zeros(count, 3, *shape, device=device).to(memory_format=torch.channels_last)
     training = model.training
     model.eval()
     try:

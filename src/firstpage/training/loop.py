@@ -1,7 +1,7 @@
 """`fit`: the training loop, from top to bottom."""
 
 import os
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.jpeg_store import open_pixels
 from firstpage.data.splits import unreadable_note
-from firstpage.data.store import PixelStore
 from firstpage.data.training_plan import BatchTooLarge, fit_batch_size
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
@@ -79,6 +79,7 @@ def fit(
         torch.cuda.device(target) if one_gpu else nullcontext(),
         join_ranks(target) as ranks,
         RunFolder(folder if ranks.is_first else None) as run,  # only the first rank writes and prints
+        ExitStack() as stack,
     ):
         checkpoints = Checkpoints(run.path, recipe.train.checkpoint_every)
         if ranks.broadcast(run.is_finished(recipe, catalog)):
@@ -90,9 +91,10 @@ def fit(
             # the largest batch is made of images that can be read.
             with suppress(BatchTooLarge):
                 prepare(recipe, catalog, None, model, world_size=ranks.world_size, loss=loss)
-            stored, resize = recipe.model.stored, recipe.model.resize
             show = progress and ranks.is_first
-            pixels = PixelStore.build(catalog, cache, size=stored, resize=resize, progress=show).to(target)
+            kind = recipe.train.store
+            opened = open_pixels(catalog, cache, model.framing, kind=kind, progress=show)
+            pixels = stack.enter_context(closing(opened)).to(target)
         ranks.barrier()  # the others may take longer to decode theirs
         setup = prepare(recipe, catalog, pixels.ok, model, world_size=ranks.world_size, loss=loss)
         ranks.broadcast_tensors([*model.state_dict().values(), *setup.criteria.state_dict().values()])
@@ -149,7 +151,8 @@ def _train(
         timer.resume()
         for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
             job.begin_epoch(epoch)
-            for rows in sampler:  # of the training images; the global batch, the same on every rank
+            # Of the training images; the global batch, the same on every rank.
+            for rows in job.batches.ahead(sampler, job.step.split):
                 # Forward, backward, update.
                 step, logged = state.step, Monitor.is_due(state.step + 1, job.steps)
                 guard.begin(step, rows)

@@ -10,7 +10,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.pairs import Pairs
 from firstpage.recipes.recipe import Recipe
 from firstpage.training.compiling import compile_network
-from firstpage.training.gradient_caching import Levels, backward
+from firstpage.training.gradient_caching import Levels, backward, chunk_slices
 from firstpage.training.health import step_health
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
@@ -110,6 +110,10 @@ class TrainStep:
         )
         self.ranks.all_reduce_gradients(self.parameters, self.criteria.parameters())
         return value
+
+    def split(self, count: int) -> list[slice]:
+        """Return the parts of a batch of `count` images that are embedded here, one at a time."""
+        return chunk_slices(self.ranks.share(count), self.recipe.batch.chunk)
 
     def _loss(self, labels: Tensor, ids: Tensor) -> Tensor:
         """Return the sum of the losses of all levels."""
