@@ -1,6 +1,7 @@
 """Top-k precision loss (Sampling Wisely)."""
 
-from typing import SupportsIndex
+from dataclasses import replace
+from typing import Literal, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.mining import boundary
 from firstpage.pairs import Pairs, unit
+
+NEAREST = 0.01  # distance below which the logarithm of a distance is constant: copies have no gradient
 
 
 def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:
@@ -29,6 +32,16 @@ def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:
     return pushed - pulled
 
 
+def log_distance_score(pairs: Pairs) -> Pairs:
+    """The same pairs, scored by −log d instead of the cosine: the same ranking, whatever the scale of d.
+
+    >>> pairs = Pairs.of(torch.eye(2), torch.tensor([0, 1]))
+    >>> log_distance_score(pairs).similarity[0, 1]  # −log √2
+    tensor(-0.3466)
+    """
+    return replace(pairs, similarity=-pairs.distance.clamp_min(NEAREST).log())
+
+
 class TopKPrecision(Loss):
     """Top-k precision loss ℓ_k: the images that keep a first page of k results from being right.
 
@@ -42,15 +55,21 @@ class TopKPrecision(Loss):
     (images a class, less one); beyond that it asks for a page that the batch cannot fill. `mining.boundary`
     hands the same images to other losses.
 
+    By cosines, as in the paper, it can collapse: a step moves all embeddings toward their common mean by
+    Σ (s_n − s_p) over the pairs that it compares, so that it contracts them as long as negatives are nearer
+    than positives (docs/methods.md). `score="log"` ranks by −log d instead: no step contracts them, and a
+    negative must be farther than a positive by the factor e^γ. A recipe that names just `topk` takes it.
+
     The paper sums over queries, the mean is the default here. Its released code also adds
     0.1·‖Cov(f) − I‖_F over the batch, which the paper does not mention: `decorrelation=0.1`. It takes
     margin 0.05 on CUB and Cars and 0.2 on Online Products.
 
     Args:
         k: the length of the first page.
-        margin: γ, by how much a negative must stay behind, in cosine.
+        margin: γ, by how much a negative must stay behind, in units of the score.
         decorrelation: weight of the undocumented term, added to every query's.
         reduction: over queries.
+        score: what candidates are ranked by: `cosine`, or `log` for −log of the distance.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
     >>> TopKPrecision(k=1)(embeddings, torch.tensor([0, 0, 1, 1]))
@@ -58,7 +77,12 @@ class TopKPrecision(Loss):
     """
 
     def __init__(
-        self, k: int = 5, margin: float = 0.1, decorrelation: float = 0.0, reduction: Reduction = "mean"
+        self,
+        k: int = 5,
+        margin: float = 0.1,
+        decorrelation: float = 0.0,
+        reduction: Reduction = "mean",
+        score: Literal["cosine", "log"] = "cosine",
     ) -> None:
         super().__init__(reduction)
         if not isinstance(k, SupportsIndex):
@@ -71,13 +95,17 @@ class TopKPrecision(Loss):
             raise UserError(
                 f"TopKPrecision(decorrelation={decorrelation}): decorrelation must not be negative"
             )
+        if score not in ("cosine", "log"):
+            raise UserError(f"TopKPrecision(score={score!r}): must be cosine or log")
         self.k = k
+        self.score = score
         self.margin = margin
         self.decorrelation = decorrelation
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: ℓ_k of each query."""
-        terms = topk_precision(pairs, self.k, self.margin)
+        scored = log_distance_score(pairs) if self.score == "log" else pairs
+        terms = topk_precision(scored, self.k, self.margin)
         if self.decorrelation:
             vectors = unit(pairs.queries)
             centered = vectors - vectors.mean(dim=0)
