@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import socket
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 from firstpage.recipes import Recipe
 from firstpage.training import fit, loop, ranks, reproduce
+from support.children import run_ranks
 from support.noise import Noise, noise_catalog
 
 IMAGES = 90
@@ -65,19 +64,7 @@ def one_rank(rank, world, port, folder, changes, lives):
 def job(world, folder, *changes, lives=None):
     """The exit codes of a job's ranks; the second is killed before a step of it, if asked for."""
     folder.mkdir(exist_ok=True)
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "firstpage.training"])
-    processes = [
-        context.Process(target=one_rank, args=(rank, world, port, folder, changes, lives), daemon=True)
-        for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    return [process.exitcode for process in processes]
+    return run_ranks(one_rank, world, folder, changes, lives)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """Two and three ranks over a global batch are one process over it: every loss, every parameter."""
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
 from support import steps
+from support.children import run_ranks
 
 ROWS = (12, 11)  # even, and the shorter last batch of an epoch: 5 + 6, or 3 + 4 + 4
 FEW = (1, 2)  # fewer rows than ranks: a rank has none
@@ -125,20 +124,7 @@ def work(rank, world, port, folder):
 def job(request, tmp_path_factory):
     """What every rank of a job found."""
     world, folder = request.param, tmp_path_factory.mktemp("job")
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    context = get_context(
-        "forkserver"
-    )  # torch is loaded once for all of them, and no state of ours is forked
-    context.set_forkserver_preload(["torch", "steps", "firstpage.training.ranks"])
-    processes = [
-        context.Process(target=work, args=(rank, world, port, folder), daemon=True) for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    assert [process.exitcode for process in processes] == [0] * world
+    assert run_ranks(work, world, folder) == [0] * world
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
