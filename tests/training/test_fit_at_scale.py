@@ -28,8 +28,8 @@ def trained(folder, *changes):
             "loss": {"name": "margin", "classes": True},
             "batch": {"size": 20, "images_per_class": 3},
             "optimizer": {"name": "sgd", "lr": 0.05, "clip": 1.0},
-            "schedule": {"epochs": 3},
-            "train": {"protocol": "paper", "evaluate_every": 3, "ema": 0.5},
+            "schedule": {"epochs": 2},
+            "train": {"protocol": "paper", "evaluate_every": 2, "ema": 0.5},
         }
     ).changed(changes)
     result = fit(recipe, CATALOG, folder, device="cpu", pixels=Noise(IMAGES), progress=False)
@@ -102,17 +102,17 @@ EVERYTHING = (
     "model.head=multilevel",
     "memory.size=40",
     "batch.chunk=4",
-    "train.evaluate_steps=4",
+    "train.evaluate_steps=3",
     "train.checkpoint_every=0",
 )
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_the_same_job_goes_on(tmp_path):
     assert job(2, tmp_path / "unbroken", *EVERYTHING) == [0, 0]
-    assert job(2, tmp_path / "broken", *EVERYTHING, lives=5) == [3, -signal.SIGKILL]
+    assert job(2, tmp_path / "broken", *EVERYTHING, lives=3) == [3, -signal.SIGKILL]
     assert (tmp_path / "broken" / "0.txt").read_text().startswith("another rank is gone: see its own error")
     kept = sorted((tmp_path / "broken" / "run" / "checkpoint").iterdir())
-    assert kept[-1].name == "step-000000006.safetensors"  # the others end with the step
+    assert kept[-1].name == "step-000000004.safetensors"  # the others end with the step
     assert job(2, tmp_path / "broken", *EVERYTHING) == [0, 0]
     for name in ("best/model.safetensors", "last/model.safetensors", "log.jsonl"):
         unbroken, broken = (tmp_path / which / "run" / name for which in ("unbroken", "broken"))
@@ -120,7 +120,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_same_job_goes_on(tmp_path):
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(plain, tmp_path):
-    assert job(2, tmp_path, "train.checkpoint_every=0", "memory.size=40", lives=5) == [3, -signal.SIGKILL]
+    assert job(2, tmp_path, "train.checkpoint_every=0", "memory.size=40", lives=3) == [3, -signal.SIGKILL]
     found = trained(tmp_path / "run", "train.checkpoint_every=0", "memory.size=40")
     wanted, wanted_losses = plain["memory.size=40",]
     torch.testing.assert_close(found["weights"], wanted["weights"], rtol=1e-3, atol=1e-5)
