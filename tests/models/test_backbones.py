@@ -1,6 +1,7 @@
 """Each backbone: shapes, key names, values, gradients, and what real weights make of real images."""
 
 import copy
+import functools
 import io
 import math
 import os
@@ -58,6 +59,7 @@ def images(*shape):
     return torch.randn(*shape).to(memory_format=torch.channels_last)
 
 
+@functools.cache
 def on_meta(name, **options):
     """The network without its memory: enough for shapes and names, and reading a value would fail."""
     with torch.device("meta"):

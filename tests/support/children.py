@@ -41,7 +41,7 @@ def start_python(*arguments, errors=os.devnull, folder=".", **environment):
     reader, writer = CONTEXT.Pipe(duplex=False)
     texts = [str(argument) for argument in arguments]
     call = (texts, writer, Path(errors), Path(folder).resolve(), environment)
-    process = CONTEXT.Process(target=_python, args=call, daemon=True)
+    process = CONTEXT.Process(target=_python, args=call)  # no daemon: those may not have children
     process.start()
     writer.close()
     return process, os.fdopen(os.dup(reader.fileno()))

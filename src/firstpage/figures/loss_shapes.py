@@ -46,7 +46,6 @@ def loss_shape(loss: Loss, distance: Tensor, other: float | None = None) -> tupl
     >>> loss_shape(losses.create("margin", negatives="all"), torch.tensor([0.5, 1.1, 1.3]))
     (tensor([0.0000, 0.1000, 0.3000]), tensor([0.9000, 0.3000, 0.1000]))
     """
-
     query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
 
     def curve(label: int) -> Tensor:
