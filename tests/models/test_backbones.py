@@ -63,7 +63,7 @@ def images(*shape):
 def on_meta(name, **options):
     """The network without its memory: enough for shapes and names, and reading a value would fail."""
     with torch.device("meta"):
-        return create(name, **options)
+        return create(name, **options).eval()  # training statistics take twice the time there, too
 
 
 # Shapes
