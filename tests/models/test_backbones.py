@@ -303,6 +303,13 @@ def test_initial_weights():
     assert {layer.eps for layer in transformer.modules() if isinstance(layer, torch.nn.LayerNorm)} == {1e-6}
 
 
+def test_nothing_is_drawn_for_networks_without_memory(monkeypatch):
+    """Torch imports its compiler for that, which took most of the time that loading a model took."""
+    monkeypatch.setattr(torch.nn.init, "kaiming_normal_", lambda *_, **__: pytest.fail("drawn"))
+    with torch.device("meta"):
+        create("resnet18")
+
+
 # The transformer's positions
 
 
