@@ -13,6 +13,27 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 
+# Files that take longest, in this order, so that the workers of `make test` end together.
+LONGEST = (
+    "test_resume.py",
+    "test_backbones.py",
+    "test_examples.py",
+    "test_losses.py",
+    "test_fit_at_scale.py",
+    "test_drawing.py",
+    "test_ranks.py",
+    "test_fit.py",
+    "test_page.py",
+    "test_hostile.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; within and after them the order stays."""
+    items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     import torch  # here, as xdist's own process runs no test and starts its workers after this file

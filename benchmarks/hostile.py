@@ -32,6 +32,7 @@ for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # of forks, they wo
 
 import kill  # noqa: E402
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402 - as the first optimizer would, for seconds, in every fork
 from attacks import HANG, Fault, Place, die_with_parent, forked, images, saved, tables, writing  # noqa: E402
 
 from firstpage import cli, report, training  # noqa: E402, F401 - imported before any fork

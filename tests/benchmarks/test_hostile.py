@@ -4,11 +4,12 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.children import start_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,25 +30,22 @@ def place(hostile, tmp_path):
 def test_few_inputs_and_kills_are_counted(tmp_path):
     """The one test of all: workers, forks and kills as they are run before a release. It takes seconds."""
     counts, kinds = tmp_path / "counts.json", ["npz", "stores", "kills"]
-    command = [
-        sys.executable,
-        ROOT / "benchmarks" / "hostile.py",
-        "--inputs=6",
-        "--kills=1",
-        f"--json={counts}",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*command, "--only", *kinds], env=environment, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr, done.stderr
+    command = [ROOT / "benchmarks" / "hostile.py", "--inputs=6", "--kills=1", f"--json={counts}"]
+    errors = tmp_path / "errors"
+    process, output = start_python(*command, "--only", *kinds, errors=errors, CUDA_VISIBLE_DEVICES="")
+    with output:
+        printed = output.read()
+    process.join()
+    assert "Traceback" not in errors.read_text(), errors.read_text()
     found = json.loads(counts.read_text())["kinds"]
     tried = {kind: about["tried"] for kind, about in found.items() if about["tried"]}
     failed = sum(len(about["failed"]) for about in found.values())
-    assert failed == 0, done.stdout
+    assert failed == 0, printed
     assert [*tried] == kinds
     assert tried["kills"] == 1
     assert abs(sum(tried.values()) - 7) <= 3
-    assert f"{sum(tried.values())} tried, {failed} failed" in done.stdout
-    assert done.returncode == 0
+    assert f"{sum(tried.values())} tried, {failed} failed" in printed
+    assert process.exitcode == 0
 
 
 def test_an_exception_of_another_kind_is_a_failure(hostile, place, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ from firstpage.data.stream import Stream
 from firstpage.data.workers import Workers
 from firstpage.errors import UserError
 from support.broken import make_broken, ordinary_user, picture
+from support.children import CONTEXT, run_processes
 
 
 def catalog_of(root, paths, boxes=None, name="toy"):
@@ -382,23 +385,19 @@ def test_content_paths_and_settings_make_the_key(images, tmp_path):
     assert (others[-1].pixels[4] == first.pixels[4]).all()
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import numpy as np
-from firstpage.data.catalog import Catalog
-from firstpage.data.store import PixelStore
-root, folder, rows, *settings = sys.argv[1:]
-paths = [f"{row % 16}.jpg" for row in range(int(rows))]
-catalog = Catalog("toy", Path(root), paths, np.zeros(len(paths), np.int64), ["all"], {})
-exec("\\n".join(settings))
-print(PixelStore.build(catalog, folder, size=64, resize="squash", workers=2, progress=False).path)
-"""
+def build(root, folder, rows, said, limit=resource.RLIM_INFINITY):
+    """Build a store in a process of its own, and write to `said` where it is, or what was wrong."""
+    warnings.simplefilter("error")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        text = built(repeated(root, rows), folder, size=64, workers=2).path
+    except OSError as error:
+        text = error
+    said.write_text(str(text))
 
 
-def start(root, folder, rows, *settings):
-    command = [sys.executable, "-c", SCRIPT, str(root), str(folder), str(rows), *settings]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def repeated(root, rows):
+    return catalog_of(root, [f"{row % 16}.jpg" for row in range(rows)])
 
 
 @pytest.fixture
@@ -434,13 +433,14 @@ def wait_for(condition, seconds=60.0):
 
 def test_a_build_killed_in_the_middle_goes_on_where_it_stopped(photographs, tmp_path, monkeypatch):
     rows, folder = CHUNK * 12 + 5, tmp_path / "stores"
-    process = start(photographs, folder, rows)
+    process = CONTEXT.Process(target=build, args=(photographs, folder, rows, tmp_path / "said"))
+    process.start()
     wait_for(
         lambda: any(journal.read_bytes().count(b"\n") >= 3 for journal in folder.glob("building-*/journal"))
     )
     workers = children(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.join()
     assert len(workers) == 2
     wait_for(lambda: not any(map(alive, workers)))
     assert stores_in(folder) == []
@@ -452,7 +452,7 @@ def test_a_build_killed_in_the_middle_goes_on_where_it_stopped(photographs, tmp_
     with journal.open("ab") as file:
         file.write(b'[640, [[1, 2, "half a li')
 
-    catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(rows)])
+    catalog = repeated(photographs, rows)
     decoded = []
     real = store_builder.decode_rows
     monkeypatch.setattr(store_builder, "decode_rows", lambda *task: decoded.append(task) or real(*task))
@@ -476,14 +476,12 @@ def test_a_chunk_whose_files_changed_is_not_reused(images, tmp_path, monkeypatch
 
 def test_two_processes_that_build_the_same_store_give_one_store(photographs, tmp_path):
     folder = tmp_path / "stores"
-    processes = [start(photographs, folder, CHUNK * 6) for _ in range(2)]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [error for _, error in outputs] == ["", ""]
-    assert len({path for path, _ in outputs}) == 1
+    said = [tmp_path / "one", tmp_path / "two"]
+    assert run_processes(build, *((photographs, folder, CHUNK * 6, file) for file in said)) == [0, 0]
     (store,) = folder.iterdir()
-    assert f"{store}\n" == outputs[0][0]
-    catalog = catalog_of(photographs, [f"{row % 16}.jpg" for row in range(CHUNK * 6)])
-    assert contents(store) == contents(built(catalog, tmp_path / "alone", size=64).path)
+    assert [file.read_text() for file in said] == [str(store)] * 2
+    alone = built(repeated(photographs, CHUNK * 6), tmp_path / "alone", size=64)
+    assert contents(store) == contents(alone.path)
 
 
 def build_many(catalog, folder, rounds, barrier, results):
@@ -590,11 +588,10 @@ def test_a_store_in_a_read_only_folder_is_opened():
 
 def test_a_file_size_limit_leaves_one_line_and_nothing_else(photographs, tmp_path):
     folder = tmp_path / "stores"
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, 2**19))"
-    _, error = start(photographs, folder, 100, limit).communicate(timeout=60)
-    last = error.strip().splitlines()[-1]
-    assert f"cannot write a pixel store to '{folder}': File too large; free " in last
-    assert re.search(r"free [1-9][0-9.]* (kB|MB) or choose", last)
+    assert run_processes(build, (photographs, folder, 100, tmp_path / "said", 2**19)) == [0]
+    (said,) = (tmp_path / "said").read_text().splitlines()
+    assert f"cannot write a pixel store to '{folder}': File too large; free " in said
+    assert re.search(r"free [1-9][0-9.]* (kB|MB) or choose", said)
     assert list(folder.iterdir()) == []
 
 

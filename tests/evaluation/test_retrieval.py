@@ -63,7 +63,7 @@ def searches(draw):
 
 @pytest.mark.parametrize("way", ["compare", "search"])
 @pytest.mark.parametrize("ties", ["index", "pessimistic"])
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(searches(), st.integers(1, 6), st.integers(0, 12))
 def test_everything_equals_loops(ties, way, search, block, results):
     (points, labels), gallery = search
@@ -104,7 +104,7 @@ def test_everything_equals_loops(ties, way, search, block, results):
 
 @pytest.mark.parametrize("way", ["compare", "search"])
 @pytest.mark.parametrize("ties", ["index", "pessimistic"])
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(searches(), st.integers(1, 6), st.integers(0, 12), st.integers(1, 5), st.integers(0, 99))
 def test_what_is_excluded_counts_neither_for_nor_against(ties, way, search, block, results, cameras, seed):
     (points, labels), gallery = search

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-import torch.multiprocessing
 
 from firstpage.evaluation import evaluate
+from support.children import run_ranks
 
 
 def data():
@@ -13,9 +13,10 @@ def data():
     return torch.randn(41, 5, generator=generator), torch.randint(20, (41,), generator=generator)
 
 
-def work(rank, folder):
+def work(rank, world, port, folder):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    meet = f"tcp://localhost:{port}"
+    torch.distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
     found = evaluate(*data(), shared=True, block=4)
     torch.save(
         (found.per_query, found.rows, found.first, found.pr_curve, found.roc_curve, found.without_positive),
@@ -25,7 +26,7 @@ def work(rank, folder):
 
 
 def test_two_ranks_equal_one(tmp_path):
-    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=2)
+    assert run_ranks(work, 2, tmp_path) == [0, 0]
     alone = evaluate(*data())
     for rank in ("0", "1"):
         per_query, rows, first, pr_curve, roc_curve, without = torch.load(tmp_path / rank)

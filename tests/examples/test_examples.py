@@ -1,12 +1,11 @@
 """The scripts in examples/ run without arguments and print what they promise."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.children import start_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,19 +14,18 @@ ROOT = Path(__file__).parents[2]
 def run(tmp_path_factory):
     """Run an example in an empty folder, with a cache that all of them share."""
     cache, folder = (tmp_path_factory.mktemp(name) for name in ("cache", "empty"))
-    environment = os.environ | {
-        "FIRSTPAGE_CACHE": str(cache),
-        "PYTHONPATH": str(ROOT / "src"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {"FIRSTPAGE_CACHE": str(cache), "CUDA_VISIBLE_DEVICES": ""}
 
     def run_example(name):
-        command = [sys.executable, str(ROOT / "examples" / name)]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        errors = cache / f"{name}.txt"
+        script = ROOT / "examples" / name
+        process, output = start_python(script, errors=errors, folder=folder, **environment)
+        with output:
+            printed = output.read()
+        process.join()
+        assert process.exitcode == 0, errors.read_text()
         assert not any(folder.iterdir())
-        return done.stdout
+        return printed
 
     return run_example
 

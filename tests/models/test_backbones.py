@@ -1,6 +1,7 @@
 """Each backbone: shapes, key names, values, gradients, and what real weights make of real images."""
 
 import copy
+import functools
 import io
 import math
 import os
@@ -58,10 +59,11 @@ def images(*shape):
     return torch.randn(*shape).to(memory_format=torch.channels_last)
 
 
+@functools.cache
 def on_meta(name, **options):
     """The network without its memory: enough for shapes and names, and reading a value would fail."""
     with torch.device("meta"):
-        return create(name, **options)
+        return create(name, **options).eval()  # training statistics take twice the time there, too
 
 
 # Shapes
@@ -299,6 +301,13 @@ def test_initial_weights():
     assert transformer.blocks[0].attn.qkv.bias.count_nonzero() == 0
     # timm's, too small a difference for values to show.
     assert {layer.eps for layer in transformer.modules() if isinstance(layer, torch.nn.LayerNorm)} == {1e-6}
+
+
+def test_nothing_is_drawn_for_networks_without_memory(monkeypatch):
+    """Torch imports its compiler for that, which took most of the time that loading a model took."""
+    monkeypatch.setattr(torch.nn.init, "kaiming_normal_", lambda *_, **__: pytest.fail("drawn"))
+    with torch.device("meta"):
+        create("resnet18")
 
 
 # The transformer's positions

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import socket
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 from firstpage.recipes import Recipe
 from firstpage.training import fit, loop, ranks, reproduce
+from support.children import run_ranks
 from support.noise import Noise, noise_catalog
 
 IMAGES = 90
@@ -29,8 +28,8 @@ def trained(folder, *changes):
             "loss": {"name": "margin", "classes": True},
             "batch": {"size": 20, "images_per_class": 3},
             "optimizer": {"name": "sgd", "lr": 0.05, "clip": 1.0},
-            "schedule": {"epochs": 3},
-            "train": {"protocol": "paper", "evaluate_every": 3, "ema": 0.5},
+            "schedule": {"epochs": 2},
+            "train": {"protocol": "paper", "evaluate_every": 2, "ema": 0.5},
         }
     ).changed(changes)
     result = fit(recipe, CATALOG, folder, device="cpu", pixels=Noise(IMAGES), progress=False)
@@ -65,19 +64,7 @@ def one_rank(rank, world, port, folder, changes, lives):
 def job(world, folder, *changes, lives=None):
     """The exit codes of a job's ranks; the second is killed before a step of it, if asked for."""
     folder.mkdir(exist_ok=True)
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "firstpage.training"])
-    processes = [
-        context.Process(target=one_rank, args=(rank, world, port, folder, changes, lives), daemon=True)
-        for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    return [process.exitcode for process in processes]
+    return run_ranks(one_rank, world, folder, changes, lives)
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +102,17 @@ EVERYTHING = (
     "model.head=multilevel",
     "memory.size=40",
     "batch.chunk=4",
-    "train.evaluate_steps=4",
+    "train.evaluate_steps=3",
     "train.checkpoint_every=0",
 )
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_the_same_job_goes_on(tmp_path):
     assert job(2, tmp_path / "unbroken", *EVERYTHING) == [0, 0]
-    assert job(2, tmp_path / "broken", *EVERYTHING, lives=5) == [3, -signal.SIGKILL]
+    assert job(2, tmp_path / "broken", *EVERYTHING, lives=3) == [3, -signal.SIGKILL]
     assert (tmp_path / "broken" / "0.txt").read_text().startswith("another rank is gone: see its own error")
     kept = sorted((tmp_path / "broken" / "run" / "checkpoint").iterdir())
-    assert kept[-1].name == "step-000000006.safetensors"  # the others end with the step
+    assert kept[-1].name == "step-000000004.safetensors"  # the others end with the step
     assert job(2, tmp_path / "broken", *EVERYTHING) == [0, 0]
     for name in ("best/model.safetensors", "last/model.safetensors", "log.jsonl"):
         unbroken, broken = (tmp_path / which / "run" / name for which in ("unbroken", "broken"))
@@ -133,7 +120,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_same_job_goes_on(tmp_path):
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(plain, tmp_path):
-    assert job(2, tmp_path, "train.checkpoint_every=0", "memory.size=40", lives=5) == [3, -signal.SIGKILL]
+    assert job(2, tmp_path, "train.checkpoint_every=0", "memory.size=40", lives=3) == [3, -signal.SIGKILL]
     found = trained(tmp_path / "run", "train.checkpoint_every=0", "memory.size=40")
     wanted, wanted_losses = plain["memory.size=40",]
     torch.testing.assert_close(found["weights"], wanted["weights"], rtol=1e-3, atol=1e-5)

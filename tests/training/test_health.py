@@ -281,9 +281,8 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
     assert found.where is None
 
 
-@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, later, name):
+def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, name):
     """As if begun on a CPU and continued on a GPU, or stopped with a look unread."""
     monkeypatch.setattr(monitor, "LOG_EVERY", 2)
     changes = [f"optimizer.name={name}", "train.checkpoint_every=0"]
@@ -295,17 +294,20 @@ def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, 
         if step == 4:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        if later:
+    for later in (False, True):
+        folder = tmp_path / f"stopped {later}"
+        with monkeypatch.context() as patch:
+            if later:
+                look_later(patch)
+            patch.setattr(Checkpoints, "save", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                train(folder, *changes)
+        with monkeypatch.context() as patch:
             look_later(patch)
-        patch.setattr(Checkpoints, "save", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "stopped", *changes)
-    look_later(monkeypatch)
-    train(tmp_path / "stopped", *changes)
-    whole, stopped = log(tmp_path / "whole"), log(tmp_path / "stopped")
-    assert [line["step"] for line in stopped] == [line["step"] for line in whole]
-    assert stopped[-2]["loss"] == pytest.approx(whole[-2]["loss"], rel=1e-3)
+            train(folder, *changes)
+        whole, stopped = log(tmp_path / "whole"), log(folder)
+        assert [line["step"] for line in stopped] == [line["step"] for line in whole]
+        assert stopped[-2]["loss"] == pytest.approx(whole[-2]["loss"], rel=1e-3)
 
 
 @pytest.mark.usefixtures("_poisoned")

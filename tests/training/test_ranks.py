@@ -1,11 +1,7 @@
 """Two and three ranks over a global batch are one process over it: every loss, every parameter."""
 
 import os
-import socket
-import subprocess
-import sys
 import textwrap
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +17,7 @@ from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
 from support import steps
+from support.children import run_ranks, start_python
 
 ROWS = (12, 11)  # even, and the shorter last batch of an epoch: 5 + 6, or 3 + 4 + 4
 FEW = (1, 2)  # fewer rows than ranks: a rank has none
@@ -125,20 +122,7 @@ def work(rank, world, port, folder):
 def job(request, tmp_path_factory):
     """What every rank of a job found."""
     world, folder = request.param, tmp_path_factory.mktemp("job")
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    context = get_context(
-        "forkserver"
-    )  # torch is loaded once for all of them, and no state of ours is forked
-    context.set_forkserver_preload(["torch", "steps", "firstpage.training.ranks"])
-    processes = [
-        context.Process(target=work, args=(rank, world, port, folder), daemon=True) for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    assert [process.exitcode for process in processes] == [0] * world
+    assert run_ranks(work, world, folder) == [0] * world
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
@@ -203,6 +187,7 @@ def test_wrong_share_is_refused():
         Ranks(1, 3).gather(torch.zeros(4, 2), 10)
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 FAILING = """
     import torch
     from firstpage.training.launching import join_ranks
@@ -217,12 +202,15 @@ FAILING = """
 def test_a_failing_rank_ends_the_job_with_its_own_error(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(textwrap.dedent(FAILING))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
-    assert "rank 1 of 2: ValueError: loss.k=0: k must be at least 1" in done.stderr
-    assert "rank 0 of 2" not in done.stderr  # it has nothing to say that would help
-    summary = done.stderr[done.stderr.index("Root Cause") :]
+    process, output = start_python(*TORCHRUN, script, errors=tmp_path / "errors")
+    with output:
+        output.read()
+    process.join()
+    assert process.exitcode != 0
+    errors = (tmp_path / "errors").read_text()
+    assert "rank 1 of 2: ValueError: loss.k=0: k must be at least 1" in errors
+    assert "rank 0 of 2" not in errors  # it has nothing to say that would help
+    summary = errors[errors.index("Root Cause") :]
     assert "rank      : 1" in summary
     assert "ValueError: loss.k=0: k must be at least 1" in summary
 
@@ -241,11 +229,12 @@ WAITING = """
 def test_ranks_do_not_outlive_torchrun(tmp_path):
     script = tmp_path / "waiting.py"
     script.write_text(textwrap.dedent(WAITING))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout.readline() == "all are here\n"
+    process, output = start_python(*TORCHRUN, script)
+    with output:
+        assert output.readline() == "all are here\n"
         process.kill()
-        process.communicate(timeout=30)  # the ranks have it open too, until they end
+        process.join()
+        assert output.read() == ""  # the ranks have it open too, until they end
 
 
 def test_synchronized_batch_norm_needs_gpus():

@@ -2,9 +2,9 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import resource
+import shutil
 import signal
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from firstpage.runs.folder import RunFolder
 from firstpage.training import fit, monitor
 from firstpage.training.health import CollapseDetector
 from firstpage.training.stopping import Stopped, StopSignals
+from support.children import run_processes
 
 
 class Noise:
@@ -54,7 +55,7 @@ RECIPES = {  # each has another kind of state to lose
         "loss.classes=true",
         "model.head=multilevel",
         "memory.size=32",
-        "batch.chunk=6",
+        "batch.chunk=8",
         "train.ema=0.8",
         "schedule.head_epochs=1",
     ],
@@ -69,8 +70,8 @@ def recipe(*changes):
         "batch": {"size": 16, "images_per_class": 4},
         "augment": {"crop": "random"},
         "optimizer": {"lr": 3e-3},
-        "schedule": {"epochs": 4, "kind": "cosine"},
-        "train": {"protocol": "paper", "evaluate_every": 2, "checkpoint_every": 0.0},
+        "schedule": {"epochs": 3, "kind": "cosine"},
+        "train": {"protocol": "paper", "evaluate_every": 2, "checkpoint_every": 60.0},
     }
     return Recipe.of(table).changed(changes)
 
@@ -110,12 +111,8 @@ def train_until(folder, changes, name, calls):
 
 
 def child(target, *arguments):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firstpage.training"])  # torch takes seconds to import
-    process = context.Process(target=target, args=arguments)
-    process.start()
-    process.join()
-    return process.exitcode
+    (code,) = run_processes(target, arguments)
+    return code
 
 
 def contents(folder):
@@ -165,10 +162,19 @@ def test_a_killed_run_ends_in_the_same_bytes(unbroken, tmp_path, name, deaths):
     assert contents(tmp_path / "run") == unbroken[name][2]
 
 
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory):
+    """Return what copies a run that was killed before a step, two steps after a checkpoint."""
+    folder = tmp_path_factory.mktemp("dead")
+    for name, step in (("margin", 9), ("patience", 5)):
+        assert child(train_until, folder / name, RECIPES[name], "AdamW", step) == -signal.SIGKILL
+    return lambda name, to: shutil.copytree(folder / name, to, dirs_exist_ok=True)
+
+
 @pytest.fixture
 def _signalled(monkeypatch, request):
     """Signals reach the process in its fifth step; no checkpoint would be due for an hour."""
-    steps, step, make = [0], torch.optim.AdamW.step, Checkpoints.__init__
+    steps, step = [0], torch.optim.AdamW.step
 
     def signalled(*arguments):
         steps[0] += 1
@@ -177,7 +183,6 @@ def _signalled(monkeypatch, request):
         return step(*arguments)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", signalled)
-    monkeypatch.setattr(Checkpoints, "__init__", lambda self, folder, minutes: make(self, folder, 60.0))
 
 
 @pytest.mark.usefixtures("_signalled")
@@ -197,7 +202,7 @@ def test_a_run_that_is_asked_to_stop_keeps_its_step_and_goes_on(unbroken, tmp_pa
 def test_who_asks_again_later_does_not_wait(tmp_path, monkeypatch, again):
     monkeypatch.setattr(StopSignals, "SECOND_SIGNAL", again)
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(tmp_path, *RECIPES["margin"])
+        train(tmp_path, *RECIPES["patience"])
     assert caught.type is (Stopped if again else KeyboardInterrupt)
 
 
@@ -237,8 +242,8 @@ def test_a_kill_inside_a_write_leaves_half_a_file_and_harms_nothing(unbroken, tm
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(unbroken, tmp_path, how):
-    assert child(train_until, tmp_path, RECIPES["margin"], "AdamW", 8) == -signal.SIGKILL
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(unbroken, dead, tmp_path, how):
+    dead("margin", tmp_path)
     newest = sorted((tmp_path / "checkpoint").glob("step-*"))[-1]
     data = bytearray(newest.read_bytes())
     data[-1] ^= 4
@@ -248,8 +253,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(unbroken, tmp_path, h
     assert contents(tmp_path) == unbroken["margin"][2]
 
 
-def test_without_a_sound_checkpoint_it_starts_anew(unbroken, tmp_path):
-    assert child(train_until, tmp_path, RECIPES["patience"], "AdamW", 5) == -signal.SIGKILL
+def test_without_a_sound_checkpoint_it_starts_anew(unbroken, dead, tmp_path):
+    dead("patience", tmp_path)
     (path,) = (tmp_path / "checkpoint").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="step-000000003.safetensors is damaged: .*: starting over"):
@@ -258,8 +263,8 @@ def test_without_a_sound_checkpoint_it_starts_anew(unbroken, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["memories", "model"])
-def test_a_checkpoint_of_another_version_is_left_alone(tmp_path, part):
-    assert child(train_until, tmp_path, RECIPES["patience"], "AdamW", 5) == -signal.SIGKILL
+def test_a_checkpoint_of_another_version_is_left_alone(dead, tmp_path, part):
+    dead("patience", tmp_path)
     (path,) = (tmp_path / "checkpoint").iterdir()
     state = read_state(path)
     state["parts"][f"old-{part}"] = state["parts"].pop(part)
@@ -279,19 +284,19 @@ def test_the_evaluations_of_a_run_fall_where_they_should(unbroken):
 
 def test_two_processes_do_not_share_a_folder(unbroken, tmp_path, monkeypatch):
     monkeypatch.setattr("firstpage.runs.folder.LOCK_TIMEOUT", 0.2)
-    chosen, catalog = recipe(*RECIPES["margin"]), Noise().catalog()
+    chosen, catalog = recipe(*RECIPES["patience"]), Noise().catalog()
     with RunFolder(tmp_path) as other:
         other.lock(chosen, catalog)
         with pytest.raises(
             ValueError, match=r": another process is training in it: wait for its end, or choose"
         ):
-            train(tmp_path, *RECIPES["margin"])
+            train(tmp_path, *RECIPES["patience"])
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    train(tmp_path, *RECIPES["margin"])
-    assert contents(tmp_path) == unbroken["margin"][2]
+    train(tmp_path, *RECIPES["patience"])
+    assert contents(tmp_path) == unbroken["patience"][2]
     with RunFolder(tmp_path) as late, pytest.raises(ValueError, match="another process has just finished it"):
         late.lock(chosen, catalog)  # as one that began to wait before that end
-    assert contents(tmp_path) == unbroken["margin"][2]
+    assert contents(tmp_path) == unbroken["patience"][2]
 
 
 def test_a_finished_run_is_read_and_not_run_again(unbroken, monkeypatch):
@@ -345,6 +350,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(unbroken, tmp_path, monkeypatch):
         original(path, data)
 
     monkeypatch.setattr(durable, "write", full)
+    monkeypatch.setattr(Checkpoints, "is_due", lambda self: True)
     complaint = r"No space left on device: step 5 is saved; free some space and run it again"
     with pytest.raises(OSError, match=complaint) as caught:
         train(tmp_path, *RECIPES["margin"])
@@ -355,6 +361,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(unbroken, tmp_path, monkeypatch):
 
 def _with_little_room(folder, changes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # a model fits, a checkpoint does not
+    Checkpoints.is_due = lambda self: True
     try:
         train(folder, *changes)
     except OSError as error:
@@ -372,9 +379,9 @@ def test_a_file_that_may_not_grow_stops_the_run_in_one_line(unbroken, tmp_path):
 
 
 @pytest.mark.usefixtures("unbroken")
-def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path):
+def test_tensorboard_forgets_what_came_after_the_checkpoint(dead, tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    assert child(train_until, tmp_path, RECIPES["margin"], "AdamW", 12) == -signal.SIGKILL
+    dead("margin", tmp_path)  # after step 8, at which it had evaluated
     train(tmp_path, *RECIPES["margin"])
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     seen = events.EventAccumulator(str(tmp_path / "events"), {"histograms": 0})

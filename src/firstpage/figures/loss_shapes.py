@@ -1,6 +1,7 @@
 """The loss of a pair by its distance, for each loss (Sampling Matters, Fig. 4)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from matplotlib.figure import Figure
@@ -9,7 +10,7 @@ from torch import Tensor
 from firstpage import losses
 from firstpage.figures.style import Style, make_style
 from firstpage.losses import Loss
-from firstpage.pairs import Pairs
+from firstpage.pairs import Pairs, unit
 
 
 def paper_losses() -> dict[str, Loss]:
@@ -45,18 +46,26 @@ def loss_shape(loss: Loss, distance: Tensor, other: float | None = None) -> tupl
     >>> loss_shape(losses.create("margin", negatives="all"), torch.tensor([0.5, 1.1, 1.3]))
     (tensor([0.0000, 0.1000, 0.3000]), tensor([0.9000, 0.3000, 0.1000]))
     """
+    query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
 
-    def cost(varying: float, label: int) -> Tensor:
-        distances = torch.tensor([varying] if other is None else [varying, other], dtype=torch.float64)
-        similarity = 1 - distances.square() / 2
-        candidates = torch.stack([similarity, (1 - similarity.square()).clamp_min(0).sqrt()], dim=1)
-        classes = torch.tensor([label, 1 - label])[: len(distances)]
-        query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-        return loss.of(Pairs.of(query, torch.tensor([1]), candidates, classes))
+    def curve(label: int) -> Tensor:
+        columns = [distance.double()]
+        if other is not None:
+            columns.append(torch.full_like(columns[0], other))
+        similarity = 1 - torch.stack(columns, dim=1).square() / 2  # [n, 1 or 2]
+        candidates = torch.stack([similarity, (1 - similarity.square()).clamp_min(0).sqrt()], dim=2)
+        classes = torch.tensor([label, 1 - label])[: len(columns)]
+        first = Pairs.of(query, torch.tensor([1]), candidates[0], classes)
 
-    curves = (torch.stack([cost(float(d), label) for d in distance]) for label in (1, 0))
-    positive, negative = (curve.to(distance.dtype) for curve in curves)
-    return positive, negative
+        def cost(candidates: Tensor) -> Tensor:
+            similarity = unit(query) @ unit(candidates).T
+            return loss.of(replace(first, candidates=candidates, similarity=similarity))
+
+        # Not as n queries of one batch: some losses divide by the active pairs of the batch.
+        costs: Tensor = torch.func.vmap(cost, randomness="different")(candidates)
+        return costs.to(distance.dtype)
+
+    return curve(1), curve(0)
 
 
 def plot_loss_shapes(

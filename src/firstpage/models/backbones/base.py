@@ -127,7 +127,8 @@ def initialize(network: nn.Module) -> None:
     (0.025, 0.0)
     """
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d):
+        # Without memory there is nothing to draw, and torch would import its compiler, for 2 s, to do it.
+        if isinstance(layer, nn.Conv2d) and not layer.weight.is_meta:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
