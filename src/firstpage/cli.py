@@ -1,15 +1,16 @@
 """The commands. They have no logic of their own: each calls one function of the package and prints."""
 
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from firstpage import __version__, durable
 from firstpage._text import escape, shorten
@@ -18,7 +19,20 @@ from firstpage.errors import UserError
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
+
+class _Commands(TyperGroup):
+    """The commands: one that a signal stops says how to go on, and ends with the signal's exit code."""
+
+    def invoke(self, context: Any) -> Any:  # noqa: ANN401
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as stopped:  # a `training.Stopped`, or Ctrl-C anywhere else
+            _print(f"firstpage: {str(stopped) or 'stopped: run it again to go on'}", err=True)
+            raise typer.Exit(128 + getattr(stopped, "signal", signal.SIGINT)) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -123,26 +137,12 @@ def _clear(
     _print(clear_cache(part))
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Within this context, a run that was stopped by a signal ends with a message and its exit code."""
-    from firstpage.training.stopping import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        _print(f"firstpage: {stopped}", err=True)
-        raise typer.Exit(128 + stopped.signal) from None
-
-
 @app.command("demo")
 def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
     """Train on the embedded glyphs. Shows the first page before and after."""
     from firstpage.demo import run_demo
 
-    with _stoppable():
-        text = run_demo(out)
-    _print(text)
+    _print(run_demo(out))
 
 
 _LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
@@ -197,11 +197,10 @@ def _train(
     if data is None and recipe != "glyphs":
         raise UserError(_NO_DATA)
     catalog = read(data or "glyphs", classes=classes)
-    with _stoppable():
-        if folds:
-            text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
-        else:
-            text = fit(chosen, catalog, folder, device=device, cache=cache).text()
+    if folds:
+        text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
+    else:
+        text = fit(chosen, catalog, folder, device=device, cache=cache).text()
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
         _print(text)
 

@@ -17,7 +17,7 @@ from firstpage.data import Catalog, Stream, read
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
-from firstpage.training import job, loop, timer
+from firstpage.training import duration, job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
@@ -234,6 +234,13 @@ def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):
     assert seen
     assert norms
     assert all(p.grad is None and not p.requires_grad for norm in norms for p in norm.parameters())
+
+
+@pytest.mark.parametrize("changes", [[], ["train.evaluate_untrained=false"], ["train.evaluate_steps=5"]])
+def test_the_estimate_counts_the_evaluations_that_are_made(run, stripes, capsys, monkeypatch, changes):
+    monkeypatch.setattr(duration, "PROBE", 0.0)
+    result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache")
+    assert f", {len(result.history)} evaluations" in capsys.readouterr().err
 
 
 def test_early_stopping(run, stripes):
