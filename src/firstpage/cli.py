@@ -56,6 +56,8 @@ _CLASSES = (
 _EXCLUDE = "Column of the table, such as camera: an image is no result of a query with the same value."
 _Classes = Annotated[str | None, typer.Option("--classes", metavar="RULE", help=_CLASSES)]
 
+_DATA = "Dataset: a folder, a table, glyphs, or a run folder for its data."
+_Data = Annotated[str | None, typer.Option("--data", help=_DATA)]
 _ExcludeSame = Annotated[str | None, typer.Option("--exclude-same", metavar="COLUMN", help=_EXCLUDE)]
 
 
@@ -102,15 +104,15 @@ def _check(
 ) -> None:
     """Check a dataset. Broken files, duplicates, leaks and what training would refuse give exit code 1."""
     from firstpage import recipes
-    from firstpage.data import read
     from firstpage.data.check import check_dataset
+    from firstpage.runs.run_data import read_data
 
     chosen = recipes.find(recipe).changed(changes or [])
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has them
-        catalog = read(path, classes=classes)
+        catalog = read_data(None, path, classes)
     report = check_dataset(catalog, recipe=chosen)
     _print(report.json() if as_json else report.text())
     if figure is not None:
@@ -178,7 +180,7 @@ def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, 
 @app.command("train")
 def _train(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    data: _Data = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Defaults to runs/<recipe>.")] = None,
     classes: _Classes = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
@@ -188,7 +190,7 @@ def _train(
 ) -> None:
     """Train an embedder and keep the best one. A stopped run is resumed; a finished one is shown."""
     from firstpage import recipes
-    from firstpage.data import read
+    from firstpage.runs.run_data import read_data
     from firstpage.training import fit, fit_folds
     from firstpage.training.folds import summary
 
@@ -196,7 +198,7 @@ def _train(
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
         raise UserError(_NO_DATA)
-    catalog = read(data or "glyphs", classes=classes)
+    catalog = read_data(None, data or "glyphs", classes)
     if folds:
         text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
     else:
@@ -208,7 +210,7 @@ def _train(
 @app.command("baseline")
 def _baseline(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    data: _Data = None,
     backbone: Annotated[str | None, typer.Option(help="The network: see firstpage list backbones.")] = None,
     weights: Annotated[str | None, typer.Option(help="imagenet, or a file. Defaults to random ones.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/baseline"),
@@ -218,13 +220,13 @@ def _baseline(
 ) -> None:
     """Test an untrained network as a run is tested, and keep it, to compare runs with: does training help?"""
     from firstpage import recipes
-    from firstpage.data import read
+    from firstpage.runs.run_data import read_data
     from firstpage.training import fit
 
     if data is None:
         raise UserError(_NO_DATA)
     chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
-    _print(fit(chosen, read(data), out, device=device, cache=cache).text())
+    _print(fit(chosen, read_data(None, data), out, device=device, cache=cache).text())
 
 
 @app.command("evaluate")
@@ -263,7 +265,9 @@ def _evaluate(
 def _report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or saved embedders.")],
     out: Annotated[Path | None, typer.Option(help="HTML file. Defaults to report.html in a run.")] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of each run.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset, or a run folder for its test. Defaults to that of each run.")
+    ] = None,
     classes: _Classes = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
@@ -295,7 +299,7 @@ def _figures(
     ],
     sources: Annotated[list[Path] | None, typer.Argument(help="Run folders, or .npz files of embed.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf file. Defaults to NAME.png.")] = None,
-    data: Annotated[str | None, typer.Option(help="The dataset of the embeddings.")] = None,
+    data: _Data = None,
     split: Annotated[str | None, typer.Option(help="Split to draw, instead of the figure's own.")] = None,
     dark: Annotated[bool, typer.Option("--dark", help="For dark pages.")] = False,
 ) -> None:
@@ -312,8 +316,8 @@ def _embed(
     paths: Annotated[
         list[str],
         typer.Argument(
-            help="Dataset (a folder, a table, or glyphs) or images; then the .npz, .csv or .parquet file to "
-            "write. Defaults to embeddings.npz."
+            help="Dataset (a folder, a table, glyphs, or a run folder for its data) or images; then the file "
+            "to write, .npz, .csv or .parquet. Defaults to embeddings.npz."
         ),
     ],
     classes: _Classes = None,
