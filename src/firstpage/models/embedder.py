@@ -92,6 +92,7 @@ class Embedder(nn.Module):
         )
         crop = min(self.backbone.input_size, settings.stored) if settings.crop is None else settings.crop
         self.settings = replace(settings, crop=crop)
+        self.backbone.check_size(crop, crop)
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
         self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix_tokens) for width in widths)
         self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)
