@@ -256,6 +256,12 @@ def test_the_pace_is_shown_from_the_first_step_and_without_evaluations(capsys, m
     assert lines == ["step 1/3  3.2 images/s  1.3 min left", "step 2/3  3.2 images/s  40 s left"]
 
 
+def test_a_baseline_has_no_row_of_a_trained_model(run, stripes):
+    result = fit(recipe("schedule.epochs=0"), stripes, None, cache=run[0] / "cache", progress=False)
+    assert result.seconds == 0
+    assert [line.split()[0] for line in result.text().splitlines()] == ["P@1", "untrained"]
+
+
 def test_early_stopping(run, stripes):
     changes = ["schedule.epochs=6", "train.patience=1", "optimizer.lr=1e-12"]
     result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)

@@ -146,7 +146,7 @@ def _train(
             display.print(estimate_duration(job))
         if job.is_evaluation_due():  # of the untrained model, or one that was stopped
             _evaluate(job, run, stop, display)
-        if job.is_out_of_patience():
+        if state.step == job.steps or job.is_out_of_patience():
             return
         timer.resume()
         for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
