@@ -213,6 +213,7 @@ def _baseline(
     data: _Data = None,
     backbone: Annotated[str | None, typer.Option(help="The network: see firstpage list backbones.")] = None,
     weights: Annotated[str | None, typer.Option(help="imagenet, or a file. Defaults to random ones.")] = None,
+    classes: _Classes = None,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/baseline"),
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
@@ -226,7 +227,7 @@ def _baseline(
     if data is None:
         raise UserError(_NO_DATA)
     chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
-    _print(fit(chosen, read_data(None, data), out, device=device, cache=cache).text())
+    _print(fit(chosen, read_data(None, data, classes), out, device=device, cache=cache).text())
 
 
 @app.command("evaluate")

@@ -112,7 +112,8 @@ def is_trained_on(record: Record | None, catalog: Catalog) -> bool:
 
 
 def _is_same_root(record: Record | None, catalog: Catalog) -> bool:
-    return _data(record).get("root") == str(catalog.root.resolve())
+    about = _data(record)  # the name tells single images of that folder from the dataset
+    return (about.get("root"), about.get("name")) == (str(catalog.root.resolve()), catalog.name)
 
 
 def _data(record: Record | None) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def restore_splits(record: Record | None, catalog: Catalog) -> Catalog:
 
     >>> from firstpage.recipes import Recipe
     >>> catalog = Catalog("toy", Path(), list("abc"), np.arange(3), ["auk", "crow", "wren"], {})
-    >>> about = {"root": str(Path().resolve()), "fingerprint": "of before", "train_classes": ["auk", "owl"]}
+    >>> about = {"name": "toy", "root": str(Path().resolve()), "train_classes": ["auk", "owl"]}
     >>> restore_splits(Record(Path("run"), Recipe(), {"data": about}, []), catalog).split("test").classes
     ['crow', 'wren']
     """
