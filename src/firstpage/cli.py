@@ -1,38 +1,24 @@
 """The commands. They have no logic of their own: each calls one function of the package and prints."""
 
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from firstpage import __version__, durable
-from firstpage._text import escape, shorten
+from firstpage._terminal import Commands, describe_error, print_text, show_warnings
+from firstpage._text import shorten
 from firstpage.errors import UserError
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
-
-class _Commands(TyperGroup):
-    """The commands: one that a signal stops says how to go on, and ends with the signal's exit code."""
-
-    def invoke(self, context: Any) -> Any:  # noqa: ANN401
-        try:
-            return super().invoke(context)
-        except KeyboardInterrupt as stopped:  # a `training.Stopped`, or Ctrl-C anywhere else
-            _print(f"firstpage: {str(stopped) or 'stopped: run it again to go on'}", err=True)
-            raise typer.Exit(128 + getattr(stopped, "signal", signal.SIGINT)) from None
-
-
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,14 +47,9 @@ _Data = Annotated[str | None, typer.Option("--data", help=_DATA)]
 _ExcludeSame = Annotated[str | None, typer.Option("--exclude-same", metavar="COLUMN", help=_EXCLUDE)]
 
 
-def _print(text: str, *, err: bool = False) -> None:
-    """Print a text: here, and only here, what files and folders are called meets the terminal."""
-    typer.echo(escape(text), err=err)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        _print(f"firstpage {__version__}")
+        print_text(f"firstpage {__version__}")
         raise typer.Exit
 
 
@@ -90,7 +71,7 @@ def _get(
     """Download a dataset. If that is not possible, print where its publisher offers it."""
     from firstpage.data.download import download_dataset
 
-    _print(download_dataset(name, path))
+    print_text(download_dataset(name, path))
 
 
 @data.command("check")
@@ -114,7 +95,7 @@ def _check(
         warnings.simplefilter("ignore")  # the report has them
         catalog = read_data(None, path, classes)
     report = check_dataset(catalog, recipe=chosen)
-    _print(report.json() if as_json else report.text())
+    print_text(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
         report.figure(figure)
@@ -126,7 +107,7 @@ def _cache(context: typer.Context) -> None:
     from firstpage.data.cache import describe_cache
 
     if context.invoked_subcommand is None:
-        _print(describe_cache())
+        print_text(describe_cache())
 
 
 @cache_app.command("clear")
@@ -136,7 +117,7 @@ def _clear(
     """Remove what is kept, or a part of it, except what is in use."""
     from firstpage.data.cache import clear_cache
 
-    _print(clear_cache(part))
+    print_text(clear_cache(part))
 
 
 @app.command("demo")
@@ -144,7 +125,7 @@ def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/de
     """Train on the embedded glyphs. Shows the first page before and after."""
     from firstpage.demo import run_demo
 
-    _print(run_demo(out))
+    print_text(run_demo(out))
 
 
 _LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
@@ -164,7 +145,7 @@ def _recipe(
     from firstpage.recipes.commented import comment_toml
 
     chosen = recipes.find(recipe).changed(changes or [])
-    _print(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
+    print_text(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
 
 
 @app.command("list")
@@ -174,7 +155,7 @@ def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, 
         raise UserError(f"list {what!r}: choose one of {', '.join(_LISTS)}")
     sentences = import_module(_LISTS[what]).describe()
     width = max(map(len, sentences))
-    _print("\n".join(f"{name:{width}}  {sentence}" for name, sentence in sentences.items()))
+    print_text("\n".join(f"{name:{width}}  {sentence}" for name, sentence in sentences.items()))
 
 
 @app.command("train")
@@ -204,7 +185,7 @@ def _train(
     else:
         text = fit(chosen, catalog, folder, device=device, cache=cache).text()
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
-        _print(text)
+        print_text(text)
 
 
 @app.command("baseline")
@@ -227,7 +208,7 @@ def _baseline(
     if data is None:
         raise UserError(_NO_DATA)
     chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
-    _print(fit(chosen, read_data(None, data, classes), out, device=device, cache=cache).text())
+    print_text(fit(chosen, read_data(None, data, classes), out, device=device, cache=cache).text())
 
 
 @app.command("evaluate")
@@ -256,7 +237,7 @@ def _evaluate(
     evaluation = evaluate_test(embed_test(opened, exclude_same), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
-        _print(text)
+        print_text(text)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         durable.write(out, f"{text}\n".encode())
@@ -290,7 +271,7 @@ def _report(
         device=device,
         cache=cache,
     )
-    _print(f"wrote {path}")
+    print_text(f"wrote {path}")
 
 
 @app.command("figures")
@@ -308,7 +289,7 @@ def _figures(
     from firstpage import figures
 
     target = out or Path(f"{name}.png")
-    _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
+    print_text(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
 @app.command("embed")
@@ -329,7 +310,7 @@ def _embed(
 
     images, out = split_paths(paths)
     durable.check(out)
-    _print(embed_to_file(model, read_images(images, classes), out, device=device))
+    print_text(embed_to_file(model, read_images(images, classes), out, device=device))
 
 
 @app.command("export")
@@ -342,32 +323,8 @@ def _export(
     from firstpage.models.onnx_export import describe_input
 
     embedder = Embedder.load(model)
-    _print(f"wrote {export_onnx(embedder, out)}")
-    _print(describe_input(embedder))
-
-
-def _show_warnings() -> Callable[..., None]:
-    """Return what shows warnings: the package's own in one line, once each, others as Python does."""
-    package, others, shown = os.path.dirname(__file__), warnings.showwarning, set()
-
-    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:  # noqa: ANN401
-        text = " ".join(str(message).split())
-        if not filename.startswith(package):
-            others(escape(str(message)), category, filename, *where)
-        elif text not in shown:
-            shown.add(text)
-            _print(shorten(f"firstpage: warning: {text}"), err=True)
-
-    return show
-
-
-def _describe(error: Exception) -> str:
-    """Return the message of an error; those of the operating system, which have no remedy, get one."""
-    if isinstance(error, OSError) and error.filename is not None and error.errno:
-        reason = os.strerror(error.errno)
-        if error.strerror == reason:  # not a message of our own
-            return f"{error.filename}: {reason.lower()}: choose another path"
-    return str(error)
+    print_text(f"wrote {export_onnx(embedder, out)}")
+    print_text(describe_input(embedder))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -384,7 +341,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # where the classes that a recipe names may be, as for `python -m firstpage`
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warnings()
+            warnings.showwarning = show_warnings()
             sys.exit(app(arguments, standalone_mode=False) or 0)
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # typed by someone who wants to see the commands
@@ -395,6 +352,6 @@ def main(arguments: list[str] | None = None) -> None:
     except (UserError, OSError) as error:
         if _options["debug"]:
             raise
-        message = _describe(error)
-    _print(shorten(f"firstpage: {' '.join(message.split())}"), err=True)
+        message = describe_error(error)
+    print_text(shorten(f"firstpage: {' '.join(message.split())}"), err=True)
     sys.exit(2)
