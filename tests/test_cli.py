@@ -15,11 +15,13 @@ import pytest
 from PIL import Image
 
 import firstpage
-from firstpage import cli, data, figures, losses, recipes
+from firstpage import cli, data, figures, losses, recipes, training
 from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
 from firstpage.models import Embedder, backbones
 from firstpage.recipes import Recipe
+from firstpage.runs.folder import RunFolder
+from firstpage.training.result import Result
 
 
 def run(capsys, *arguments):
@@ -480,3 +482,39 @@ def test_embed_takes_images(capsys, tmp_path, birds, model, monkeypatch):
     code, _, err = run(capsys, "embed", model, "bad.jpg", "--device", "cpu")
     assert code == 2
     assert "bad.jpg: " in err
+
+
+def test_a_run_folder_stands_for_its_data(capsys, tmp_path, birds, model, monkeypatch):
+    folder, target, catalog = str(tmp_path / "run"), str(tmp_path / "x.npz"), data.read(birds)
+    RunFolder(folder).begin(Recipe(), catalog, "cpu")
+    given = []
+    monkeypatch.setattr(
+        training, "fit", lambda _, catalog, *__, **___: given.append(catalog) or Result(*[{}] * 4)
+    )
+    monkeypatch.setattr(Result, "text", lambda _: "")
+    for arguments in (
+        ["data", "check", folder, FEW],
+        ["embed", model, folder, target],
+        ["figures", "nearest-classes", target, "--data", folder, "--out", str(tmp_path / "x.png")],
+        ["train", "--data", folder],
+        ["baseline", "--data", folder],
+        ["baseline", "--data", str(birds), "--classes", "top"],
+    ):
+        assert run(capsys, *arguments)[0] == 0, arguments
+    assert [each.paths for each in given] == [catalog.paths] * 3
+    assert run(capsys, "train", "--data", folder, "--classes", "top")[2] == (
+        f"firstpage: classes='top': {folder} is a run: name its data to read it this way\n"
+    )
+
+
+def test_embed_takes_an_image_of_the_folder_that_a_run_was_trained_on(capsys, tmp_path, birds):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for image in birds.glob("*/*.png"):
+        image.rename(flat / f"{image.parent.name}_{image.name}")
+    folder, out = tmp_path / "run", tmp_path / "x.csv"
+    RunFolder(folder).begin(Recipe(), data.read(flat, classes=r"(\w+)_"), "cpu", ["auk", "coot"])
+    Embedder.create(backbone="small", dim=4, stored=48).save(folder / "best")
+    code, _, errors = run(capsys, "embed", str(folder), str(flat / "auk_1.png"), str(out), "--device", "cpu")
+    assert code == 0, errors
+    assert len(out.read_text().splitlines()) == 2

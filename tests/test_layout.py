@@ -16,7 +16,7 @@ SOURCE = Path(firstpage.__file__).parent
 # Each package imports only from those above it.
 LAYERS = [
     {"_text"},
-    {"errors", "_lazy", "_spelling"},
+    {"errors", "_lazy", "_spelling", "_terminal"},
     {"_types", "_plugins", "durable"},
     {"_reading"},
     {"recipes"},

@@ -3,8 +3,6 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from firstpage import __version__, durable
-from firstpage._text import escape, shorten
+from firstpage._terminal import Commands, describe_error, print_text, show_warnings
+from firstpage._text import shorten
 from firstpage.errors import UserError
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,17 +42,14 @@ _CLASSES = (
 _EXCLUDE = "Column of the table, such as camera: an image is no result of a query with the same value."
 _Classes = Annotated[str | None, typer.Option("--classes", metavar="RULE", help=_CLASSES)]
 
+_DATA = "Dataset: a folder, a table, glyphs, or a run folder for its data."
+_Data = Annotated[str | None, typer.Option("--data", help=_DATA)]
 _ExcludeSame = Annotated[str | None, typer.Option("--exclude-same", metavar="COLUMN", help=_EXCLUDE)]
-
-
-def _print(text: str, *, err: bool = False) -> None:
-    """Print a text: here, and only here, what files and folders are called meets the terminal."""
-    typer.echo(escape(text), err=err)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        _print(f"firstpage {__version__}")
+        print_text(f"firstpage {__version__}")
         raise typer.Exit
 
 
@@ -74,7 +71,7 @@ def _get(
     """Download a dataset. If that is not possible, print where its publisher offers it."""
     from firstpage.data.download import download_dataset
 
-    _print(download_dataset(name, path))
+    print_text(download_dataset(name, path))
 
 
 @data.command("check")
@@ -88,17 +85,17 @@ def _check(
 ) -> None:
     """Check a dataset. Broken files, duplicates, leaks and what training would refuse give exit code 1."""
     from firstpage import recipes
-    from firstpage.data import read
     from firstpage.data.check import check_dataset
+    from firstpage.runs.run_data import read_data
 
     chosen = recipes.find(recipe).changed(changes or [])
     if figure is not None:
         durable.check(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has them
-        catalog = read(path, classes=classes)
+        catalog = read_data(None, path, classes)
     report = check_dataset(catalog, recipe=chosen)
-    _print(report.json() if as_json else report.text())
+    print_text(report.json() if as_json else report.text())
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
         report.figure(figure)
@@ -110,7 +107,7 @@ def _cache(context: typer.Context) -> None:
     from firstpage.data.cache import describe_cache
 
     if context.invoked_subcommand is None:
-        _print(describe_cache())
+        print_text(describe_cache())
 
 
 @cache_app.command("clear")
@@ -120,19 +117,7 @@ def _clear(
     """Remove what is kept, or a part of it, except what is in use."""
     from firstpage.data.cache import clear_cache
 
-    _print(clear_cache(part))
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Within this context, a run that was stopped by a signal ends with a message and its exit code."""
-    from firstpage.training.stopping import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        _print(f"firstpage: {stopped}", err=True)
-        raise typer.Exit(128 + stopped.signal) from None
+    print_text(clear_cache(part))
 
 
 @app.command("demo")
@@ -140,9 +125,7 @@ def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/de
     """Train on the embedded glyphs. Shows the first page before and after."""
     from firstpage.demo import run_demo
 
-    with _stoppable():
-        text = run_demo(out)
-    _print(text)
+    print_text(run_demo(out))
 
 
 _LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
@@ -162,7 +145,7 @@ def _recipe(
     from firstpage.recipes.commented import comment_toml
 
     chosen = recipes.find(recipe).changed(changes or [])
-    _print(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
+    print_text(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
 
 
 @app.command("list")
@@ -172,13 +155,13 @@ def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, 
         raise UserError(f"list {what!r}: choose one of {', '.join(_LISTS)}")
     sentences = import_module(_LISTS[what]).describe()
     width = max(map(len, sentences))
-    _print("\n".join(f"{name:{width}}  {sentence}" for name, sentence in sentences.items()))
+    print_text("\n".join(f"{name:{width}}  {sentence}" for name, sentence in sentences.items()))
 
 
 @app.command("train")
 def _train(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    data: _Data = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Defaults to runs/<recipe>.")] = None,
     classes: _Classes = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
@@ -188,7 +171,7 @@ def _train(
 ) -> None:
     """Train an embedder and keep the best one. A stopped run is resumed; a finished one is shown."""
     from firstpage import recipes
-    from firstpage.data import read
+    from firstpage.runs.run_data import read_data
     from firstpage.training import fit, fit_folds
     from firstpage.training.folds import summary
 
@@ -196,22 +179,22 @@ def _train(
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
         raise UserError(_NO_DATA)
-    catalog = read(data or "glyphs", classes=classes)
-    with _stoppable():
-        if folds:
-            text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
-        else:
-            text = fit(chosen, catalog, folder, device=device, cache=cache).text()
+    catalog = read_data(None, data or "glyphs", classes)
+    if folds:
+        text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
+    else:
+        text = fit(chosen, catalog, folder, device=device, cache=cache).text()
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
-        _print(text)
+        print_text(text)
 
 
 @app.command("baseline")
 def _baseline(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset: a folder, a table, or glyphs.")] = None,
+    data: _Data = None,
     backbone: Annotated[str | None, typer.Option(help="The network: see firstpage list backbones.")] = None,
     weights: Annotated[str | None, typer.Option(help="imagenet, or a file. Defaults to random ones.")] = None,
+    classes: _Classes = None,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/baseline"),
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
@@ -219,13 +202,13 @@ def _baseline(
 ) -> None:
     """Test an untrained network as a run is tested, and keep it, to compare runs with: does training help?"""
     from firstpage import recipes
-    from firstpage.data import read
+    from firstpage.runs.run_data import read_data
     from firstpage.training import fit
 
     if data is None:
         raise UserError(_NO_DATA)
     chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
-    _print(fit(chosen, read(data), out, device=device, cache=cache).text())
+    print_text(fit(chosen, read_data(None, data, classes), out, device=device, cache=cache).text())
 
 
 @app.command("evaluate")
@@ -254,7 +237,7 @@ def _evaluate(
     evaluation = evaluate_test(embed_test(opened, exclude_same), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
-        _print(text)
+        print_text(text)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         durable.write(out, f"{text}\n".encode())
@@ -264,7 +247,9 @@ def _evaluate(
 def _report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or saved embedders.")],
     out: Annotated[Path | None, typer.Option(help="HTML file. Defaults to report.html in a run.")] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset. Defaults to that of each run.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset, or a run folder for its test. Defaults to that of each run.")
+    ] = None,
     classes: _Classes = None,
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
@@ -286,7 +271,7 @@ def _report(
         device=device,
         cache=cache,
     )
-    _print(f"wrote {path}")
+    print_text(f"wrote {path}")
 
 
 @app.command("figures")
@@ -296,7 +281,7 @@ def _figures(
     ],
     sources: Annotated[list[Path] | None, typer.Argument(help="Run folders, or .npz files of embed.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .png, .svg or .pdf file. Defaults to NAME.png.")] = None,
-    data: Annotated[str | None, typer.Option(help="The dataset of the embeddings.")] = None,
+    data: _Data = None,
     split: Annotated[str | None, typer.Option(help="Split to draw, instead of the figure's own.")] = None,
     dark: Annotated[bool, typer.Option("--dark", help="For dark pages.")] = False,
 ) -> None:
@@ -304,7 +289,7 @@ def _figures(
     from firstpage import figures
 
     target = out or Path(f"{name}.png")
-    _print(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
+    print_text(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
 @app.command("embed")
@@ -313,8 +298,8 @@ def _embed(
     paths: Annotated[
         list[str],
         typer.Argument(
-            help="Dataset (a folder, a table, or glyphs) or images; then the .npz, .csv or .parquet file to "
-            "write. Defaults to embeddings.npz."
+            help="Dataset (a folder, a table, glyphs, or a run folder for its data) or images; then the file "
+            "to write, .npz, .csv or .parquet. Defaults to embeddings.npz."
         ),
     ],
     classes: _Classes = None,
@@ -325,7 +310,7 @@ def _embed(
 
     images, out = split_paths(paths)
     durable.check(out)
-    _print(embed_to_file(model, read_images(images, classes), out, device=device))
+    print_text(embed_to_file(model, read_images(images, classes), out, device=device))
 
 
 @app.command("export")
@@ -338,32 +323,8 @@ def _export(
     from firstpage.models.onnx_export import describe_input
 
     embedder = Embedder.load(model)
-    _print(f"wrote {export_onnx(embedder, out)}")
-    _print(describe_input(embedder))
-
-
-def _show_warnings() -> Callable[..., None]:
-    """Return what shows warnings: the package's own in one line, once each, others as Python does."""
-    package, others, shown = os.path.dirname(__file__), warnings.showwarning, set()
-
-    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:  # noqa: ANN401
-        text = " ".join(str(message).split())
-        if not filename.startswith(package):
-            others(escape(str(message)), category, filename, *where)
-        elif text not in shown:
-            shown.add(text)
-            _print(shorten(f"firstpage: warning: {text}"), err=True)
-
-    return show
-
-
-def _describe(error: Exception) -> str:
-    """Return the message of an error; those of the operating system, which have no remedy, get one."""
-    if isinstance(error, OSError) and error.filename is not None and error.errno:
-        reason = os.strerror(error.errno)
-        if error.strerror == reason:  # not a message of our own
-            return f"{error.filename}: {reason.lower()}: choose another path"
-    return str(error)
+    print_text(f"wrote {export_onnx(embedder, out)}")
+    print_text(describe_input(embedder))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -380,7 +341,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # where the classes that a recipe names may be, as for `python -m firstpage`
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warnings()
+            warnings.showwarning = show_warnings()
             sys.exit(app(arguments, standalone_mode=False) or 0)
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # typed by someone who wants to see the commands
@@ -391,6 +352,6 @@ def main(arguments: list[str] | None = None) -> None:
     except (UserError, OSError) as error:
         if _options["debug"]:
             raise
-        message = _describe(error)
-    _print(shorten(f"firstpage: {' '.join(message.split())}"), err=True)
+        message = describe_error(error)
+    print_text(shorten(f"firstpage: {' '.join(message.split())}"), err=True)
     sys.exit(2)

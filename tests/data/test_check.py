@@ -255,7 +255,9 @@ def test_two_labels_and_two_splits(tmp_path):
     assert text.startswith(
         "2 images with two labels\n  train/auk/wren.png [auk, train] = train/wren/1.png [wren,"
     )
-    assert text.endswith("NOT OK: 2 images with two labels, 2 images in two splits (leakage)")
+    assert text.endswith(
+        "NOT OK: 2 images with two labels, 2 images in two splits (leakage); train takes the data as it is"
+    )
 
 
 @pytest.mark.parametrize(
@@ -638,7 +640,7 @@ def test_kinds_that_are_not_read_are_a_fault(tmp_path):
     report = checked(tmp_path)
     told = "1 .heic files are not read: pip install 'firstpage[heif]', or convert them to JPEG"
     assert report.text().startswith(f"1 file of unsupported formats\n  {told}\nfolder in")
-    assert report.text().endswith("\nNOT OK: 1 file of unsupported formats")
+    assert report.text().endswith("\nNOT OK: 1 file of unsupported formats; train takes the data as it is")
     assert json.loads(report.json())["unread"] == {".heic": 1}
     assert not report.ok
 

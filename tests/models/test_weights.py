@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from firstpage.errors import UserError
 from firstpage.models import weights
 from firstpage.models.backbones import (
     DenseNet,
@@ -330,7 +331,7 @@ def test_weights_published_elsewhere(name, where):
 class Standin(torch.nn.Module):
     """What a transformer of timm's offers, as far as it is used."""
 
-    def __init__(self, prefix):
+    def __init__(self, prefix, dynamic_img_size=False):
         super().__init__()
         self.pretrained_cfg = {
             "input_size": (3, 28, 28),
@@ -339,6 +340,10 @@ class Standin(torch.nn.Module):
             "classifier": "head",
         }
         self.num_features, self.num_prefix_tokens = 8, prefix
+        self.dynamic_img_size = dynamic_img_size
+        self.patch_embed = torch.nn.Module()
+        self.patch_embed.img_size, self.patch_embed.patch_size = (28, 28), (14, 14)
+        self.patch_embed.strict_img_size = not dynamic_img_size
         self.embed = torch.nn.Conv2d(3, 8, 14, stride=14)
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(6))
 
@@ -361,10 +366,10 @@ class Standin(torch.nn.Module):
 def timm(monkeypatch):
     """A timm with two networks, for machines without one."""
 
-    def create_model(name, pretrained, num_classes, prefix=1):
+    def create_model(name, pretrained, num_classes, prefix=1, **options):
         if pretrained:
             raise OSError("no connection\nand a long story")
-        return Standin(prefix)
+        return Standin(prefix, **options)
 
     module = types.SimpleNamespace(
         create_model=create_model, is_model=lambda name: name == "vit_tiny", list_models=lambda: ["vit_tiny"]
@@ -391,6 +396,23 @@ def test_a_network_timm_adapter(tmp_path, prefix):
     state = published(Standin(prefix), **{"head.weight": torch.ones(2)})
     loaded = create("timm:vit_tiny", prefix=prefix, weights=written(state, tmp_path / "weights.pth"))
     same(loaded.network, state)
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_size_that_a_network_of_timm_does_not_take_is_refused_with_one_that_works():
+    model = {"backbone": "timm:vit_tiny", "dim": 4, "stored": 64}
+    assert Embedder.create(**model)(torch.zeros(1, 3, 28, 28)).shape == (1, 4)
+    remedy = (
+        "set model.options.dynamic_img_size=true and model.crop=56, or model.crop=28 and model.stored alike"
+    )
+    with pytest.raises(UserError, match=f"model.crop=64: it takes images of 28 pixels: {remedy}$"):
+        Embedder.create(**model, crop=64)
+    model["options"] = {"dynamic_img_size": True}
+    assert Embedder.create(**model, crop=56)(torch.zeros(1, 3, 56, 56)).shape == (1, 4)
+    with pytest.raises(
+        UserError, match=r"crop=64: it takes images of whole patches of 14 pixels: set model.crop=56$"
+    ):
+        Embedder.create(**model, crop=64)
 
 
 @pytest.mark.usefixtures("timm")

@@ -17,7 +17,7 @@ from firstpage.data import Catalog, Stream, read
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
-from firstpage.training import job, loop, timer
+from firstpage.training import display, duration, job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
@@ -234,6 +234,32 @@ def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):
     assert seen
     assert norms
     assert all(p.grad is None and not p.requires_grad for norm in norms for p in norm.parameters())
+
+
+@pytest.mark.parametrize("changes", [[], ["train.evaluate_untrained=false"], ["train.evaluate_steps=5"]])
+def test_the_estimate_counts_the_evaluations_that_are_made(run, stripes, capsys, monkeypatch, changes):
+    monkeypatch.setattr(duration, "PROBE", 0.0)
+    result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache")
+    assert f", {len(result.history)} evaluations" in capsys.readouterr().err
+
+
+def test_the_pace_is_shown_from_the_first_step_and_without_evaluations(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    with display.Display(3, show=True) as shown:
+        for step in (1, 2):
+            with shown.evaluating(10):
+                clock[0] += 1000.0
+            clock[0] += 40.0
+            shown.step(step, images=128)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
+    assert lines == ["step 1/3  3.2 images/s  1.3 min left", "step 2/3  3.2 images/s  40 s left"]
+
+
+def test_a_baseline_has_no_row_of_a_trained_model(run, stripes):
+    result = fit(recipe("schedule.epochs=0"), stripes, None, cache=run[0] / "cache", progress=False)
+    assert result.seconds == 0
+    assert [line.split()[0] for line in result.text().splitlines()] == ["P@1", "untrained"]
 
 
 def test_early_stopping(run, stripes):

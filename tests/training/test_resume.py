@@ -20,6 +20,7 @@ from firstpage.runs.checkpoint import Checkpoints, read_state, write_state
 from firstpage.runs.folder import RunFolder
 from firstpage.training import fit, monitor
 from firstpage.training.health import CollapseDetector
+from firstpage.training.job import TrainJob
 from firstpage.training.stopping import Stopped, StopSignals
 from support.children import run_processes
 
@@ -196,6 +197,76 @@ def test_a_run_that_is_asked_to_stop_keeps_its_step_and_goes_on(unbroken, tmp_pa
     assert contents(tmp_path) == unbroken["margin"][2]
 
 
+@pytest.fixture
+def _signalled_in_evaluation(monkeypatch, request):
+    """A signal reaches the process within an evaluation; no checkpoint would be due for an hour."""
+    number, calls, embed, make = request.param, [0], Embedder.embed, Checkpoints.__init__
+
+    def signalled(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == number:
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("the evaluation goes on")
+        return embed(*arguments, **options)
+
+    monkeypatch.setattr(Embedder, "embed", signalled)
+    monkeypatch.setattr(Checkpoints, "__init__", lambda self, folder, minutes: make(self, folder, 60.0))
+
+
+FAIR = ("train.protocol=fair", "train.folds=2", "train.fold=1")  # tests at the start and at the end
+
+
+@pytest.fixture(scope="module")
+def unbroken_fair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fair")
+    train(folder, *FAIR)
+    return contents(folder)
+
+
+@pytest.mark.usefixtures("_signalled_in_evaluation", "unbroken")
+@pytest.mark.parametrize(
+    ("_signalled_in_evaluation", "step"),
+    [(1, 0), (2, 0), (3, 4), (4, 8), (5, 8)],
+    indirect=["_signalled_in_evaluation"],
+    ids=["untrained", "untrained-test", "between-epochs", "last-epoch", "test"],
+)
+def test_an_evaluation_stops_at_once_and_is_made_by_the_next_call(unbroken_fair, tmp_path, step):
+    with pytest.raises(Stopped, match=rf"^stopped after step {step}: run it again to resume$"):
+        train(tmp_path, *FAIR)
+    train(tmp_path, *FAIR)
+    assert contents(tmp_path) == unbroken_fair
+
+
+@pytest.mark.usefixtures("unbroken")
+def test_a_run_that_ended_early_is_not_trained_on_after_its_test_was_stopped(tmp_path, monkeypatch):
+    calls = []
+
+    def equally_good(*_):
+        calls.append(None)
+        if len(calls) == 3:  # the test, after an evaluation that was no better
+            signal.raise_signal(signal.SIGINT)
+        return {"P@1": 50.0}
+
+    monkeypatch.setattr(TrainJob, "evaluate", equally_good)
+    early = ("train.evaluate_untrained=false", "train.evaluate_steps=2", "train.patience=1")
+    with pytest.raises(Stopped, match="after step 4"):
+        train(tmp_path, *FAIR, *early)
+    assert [line["epoch"] for line in train(tmp_path, *FAIR, *early).history] == [1, 2]
+    assert len(calls) == 4
+
+
+@pytest.mark.usefixtures("_signalled", "unbroken")
+@pytest.mark.parametrize("_signalled", [[signal.SIGINT]], indirect=True)
+def test_a_signal_within_a_step_does_not_wait_for_the_evaluation_after_it(tmp_path):
+    with pytest.raises(Stopped):
+        train(tmp_path / "run", "train.evaluate_steps=5")
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert not [line for line in map(json.loads, lines) if line["step"] == 5 and "P@1" in line]
+    train(tmp_path / "run", "train.evaluate_steps=5")
+    train(tmp_path / "unbroken", "train.evaluate_steps=5")
+    assert contents(tmp_path / "run") == contents(tmp_path / "unbroken")
+
+
 @pytest.mark.usefixtures("_signalled", "unbroken")
 @pytest.mark.parametrize("_signalled", [[signal.SIGINT, signal.SIGINT]], indirect=True)
 @pytest.mark.parametrize("again", [0.0, 60.0])
@@ -221,15 +292,24 @@ def test_a_run_that_is_asked_to_stop_at_its_end_comes_to_it(unbroken, tmp_path, 
     assert contents(tmp_path) == unbroken[name][2]
 
 
-def test_a_stopped_command_says_how_to_go_on(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (Stopped("stopped after step 5: run it again to resume", signal.SIGTERM), 143, None),
+        (KeyboardInterrupt(), 130, "stopped: run it again to go on"),  # while images are decoded, say
+    ],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+@pytest.mark.parametrize("command", ["train", "baseline"])
+def test_a_stopped_command_says_how_to_go_on(monkeypatch, capsys, command, error, code, line):
     def stopped(*_, **__):
-        raise Stopped("stopped after step 5: run it again to resume", signal.SIGTERM)
+        raise error
 
     monkeypatch.setattr(training, "fit", stopped)
     with pytest.raises(SystemExit) as end:
-        cli.main(["train", "glyphs"])
-    assert end.value.code == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == "firstpage: stopped after step 5: run it again to resume\n"
+        cli.main([command, "--data", "glyphs"])
+    assert end.value.code == code
+    assert capsys.readouterr().err == f"firstpage: {line or error}\n"
 
 
 def test_a_kill_inside_a_write_leaves_half_a_file_and_harms_nothing(unbroken, tmp_path):

@@ -146,7 +146,9 @@ class DatasetReport:
             lines += [f"  and {len(items) - EXAMPLES:,} more"] if len(items) > EXAMPLES else []
         lines += self._contents()
         failed = ", ".join(title for title, items in problems if items)
-        lines += [f"NOT OK: {failed}" if failed else "OK"]
+        to_train = len(self.sizes) and (not self.splits or "train" in self.splits) and not self.refusal
+        possible = "; train takes the data as it is" if to_train else ""
+        lines += [f"NOT OK: {failed}{possible}" if failed else "OK"]
         return "\n".join(map(shorten, lines))
 
     def json(self) -> str:

@@ -1,4 +1,4 @@
-"""Conversion and checks of the embeddings and labels that a user passes."""
+"""Conversion and checks of the embeddings, labels and codes that a user passes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -114,3 +114,50 @@ def inverse_norms(name: str, vectors: Tensor) -> Tensor:
             f"{name}: row {row} holds NaN or infinity; use a model that has not diverged, and check the image"
         )
     return inverse
+
+
+def as_gallery(
+    queries: Tensor, gallery: ArrayLike, gallery_labels: ArrayLike | None
+) -> tuple[Tensor, Tensor]:
+    """Convert a gallery and its labels to tensors that fit the queries.
+
+    >>> as_gallery(torch.eye(2), torch.eye(3), [0, 1, 2])
+    Traceback (most recent call last):
+    firstpage.errors.UserError: gallery: 3 dimensions on cpu, embeddings 2 on cpu; embed both with the ...
+    """
+    if gallery_labels is None:
+        raise UserError("gallery_labels=None: a gallery needs gallery_labels, one integer per row")
+    gallery, labels = as_labeled_vectors("gallery", gallery, "gallery_labels", gallery_labels)
+    if gallery.shape[1] != queries.shape[1] or gallery.device != queries.device:
+        raise UserError(
+            f"gallery: {gallery.shape[1]} dimensions on {gallery.device}, embeddings "
+            f"{queries.shape[1]} on {queries.device}; embed both with the same model, on one device"
+        )
+    return gallery, labels
+
+
+def as_codes(
+    exclude: ArrayLike | None, gallery_exclude: ArrayLike | None, labels: Tensor, gallery_labels: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Convert codes to tensors; those of queries are -1 and those of the gallery -2 if they are negative.
+
+    >>> as_codes([4, -9], [4, -9], torch.zeros(2), torch.zeros(2))
+    (tensor([ 4, -1]), tensor([ 4, -2]))
+    """
+    if exclude is None:
+        return None
+    if gallery_exclude is None:
+        raise UserError("gallery_exclude=None: give the codes of the gallery, one integer per row, too")
+    codes = []
+    for name, values, rows, missing in (
+        ("exclude", exclude, labels, -1),
+        ("gallery_exclude", gallery_exclude, gallery_labels, -2),
+    ):
+        tensor = as_tensor(name, values)
+        if tensor.shape != rows.shape or tensor.is_floating_point():
+            raise UserError(
+                f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}, need {len(rows)} integers"
+            )
+        tensor = tensor.to(rows.device)
+        codes.append(torch.where(tensor < 0, missing, tensor))
+    return codes[0], codes[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.evaluation.bootstrap import bootstrap_interval
-from firstpage.evaluation.inputs import ArrayLike, as_labeled_vectors, as_tensor
+from firstpage.evaluation.inputs import ArrayLike, as_codes, as_gallery, as_labeled_vectors
 from firstpage.evaluation.metrics import FALSE_POSITIVE_RATES, RECALL_LEVELS, metric_names, query_metrics
 from firstpage.evaluation.ranking import Ranked, Ties, ranked
 
@@ -239,9 +239,9 @@ def evaluate(
     if gallery is None or gallery is embeddings:
         searched, searched_labels, gallery_exclude = None, labels, exclude
     else:
-        searched, searched_labels = _check_gallery(vectors, gallery, gallery_labels)
+        searched, searched_labels = as_gallery(vectors, gallery, gallery_labels)
     _check_options(ks, ties, results, block)
-    codes = _check_exclude(exclude, gallery_exclude, labels, searched_labels)
+    codes = as_codes(exclude, gallery_exclude, labels, searched_labels)
     counts = _class_counts(labels, searched_labels, searched is None, codes)
     classes, gallery_classes, positives, negatives = counts
     # Sorted by the number of positives, so that the queries of one block have similar numbers.
@@ -270,21 +270,6 @@ def evaluate(
     )
 
 
-def _check_gallery(
-    queries: Tensor, gallery: ArrayLike, gallery_labels: ArrayLike | None
-) -> tuple[Tensor, Tensor]:
-    """Convert a gallery and its labels to tensors that fit the queries."""
-    if gallery_labels is None:
-        raise UserError("gallery_labels=None: a gallery needs gallery_labels, one integer per row")
-    gallery, labels = as_labeled_vectors("gallery", gallery, "gallery_labels", gallery_labels)
-    if gallery.shape[1] != queries.shape[1] or gallery.device != queries.device:
-        raise UserError(
-            f"gallery: {gallery.shape[1]} dimensions on {gallery.device}, embeddings "
-            f"{queries.shape[1]} on {queries.device}; embed both with the same model, on one device"
-        )
-    return gallery, labels
-
-
 def _check_options(ks: Sequence[int], ties: str, results: int, block: int | None) -> None:
     if not ks or min(ks) < 1:
         raise UserError(f"ks={tuple(ks)}: give at least one k, each at least 1")
@@ -294,29 +279,6 @@ def _check_options(ks: Sequence[int], ties: str, results: int, block: int | None
         raise UserError(f"ties={ties!r}: choose 'index' or 'pessimistic'")
     if block is not None and block < 1:
         raise UserError(f"block={block}: must be at least 1")
-
-
-def _check_exclude(
-    exclude: ArrayLike | None, gallery_exclude: ArrayLike | None, labels: Tensor, gallery_labels: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """Convert codes to tensors; those of queries are -1 and those of the gallery -2 if they are negative."""
-    if exclude is None:
-        return None
-    if gallery_exclude is None:
-        raise UserError("gallery_exclude=None: give the codes of the gallery, one integer per row, too")
-    codes = []
-    for name, values, rows, missing in (
-        ("exclude", exclude, labels, -1),
-        ("gallery_exclude", gallery_exclude, gallery_labels, -2),
-    ):
-        tensor = as_tensor(name, values)
-        if tensor.shape != rows.shape or tensor.is_floating_point():
-            raise UserError(
-                f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}, need {len(rows)} integers"
-            )
-        tensor = tensor.to(rows.device)
-        codes.append(torch.where(tensor < 0, missing, tensor))
-    return codes[0], codes[1]
 
 
 def _class_counts(

@@ -13,7 +13,6 @@ from PIL import Image
 
 from firstpage import durable
 from firstpage._spelling import suggest
-from firstpage.data import read
 from firstpage.errors import UserError
 from firstpage.evaluation import evaluate
 from firstpage.figures.embedding_map import map_positions, plot_embedding_map
@@ -34,6 +33,7 @@ from firstpage.figures.similarity_histograms import (
 from firstpage.figures.sphere_density import plot_sphere_density
 from firstpage.figures.style import SUFFIXES, Style, distinct_names, make_style, save
 from firstpage.runs.record import Record
+from firstpage.runs.run_data import read_data
 
 MAP_IMAGES = 5_000  # the most images on a map
 LISTS = 8  # queries with retrieved lists
@@ -62,7 +62,7 @@ class _Request:
             raise UserError(f"{self.name}: takes one .npz file or run folder, but got {len(self.sources)}")
         if not self.sources:
             raise UserError(f"{self.name}: name at least one .npz file of firstpage embed, or run folder")
-        catalog = None if self.data is None else read(self.data)
+        catalog = None if self.data is None else read_data(None, self.data)
         titles = distinct_names([source.removesuffix(".npz") for source in self.sources])
         return {
             title: read_embeddings(source, catalog)
@@ -243,7 +243,8 @@ def draw(
         name: One of `names()`.
         sources: Run folders or .npz files.
         out: A .png, .svg or .pdf file; `retrieved-lists` can only be .png.
-        data: The dataset of the embeddings, for splits and pictures. Only for figures of embeddings.
+        data: The dataset of the embeddings, or a run folder for its dataset, for splits and pictures. Only
+            for figures of embeddings.
         split: A split to show in place of the default one. Only for figures of embeddings.
         dark: Draw for dark pages.
 

@@ -21,7 +21,7 @@ from firstpage._reading import read_json
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import open_regular
-from firstpage.data.framing import Framing, Size
+from firstpage.data.framing import Framing, Size, as_pair
 from firstpage.data.pixel_batch import PixelBatch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
@@ -104,6 +104,7 @@ class Embedder(nn.Module):
             side = self.backbone.input_size
             crop = min(side, settings.stored) if isinstance(settings.stored, int) else settings.stored
         self.settings = replace(settings, crop=crop)
+        self.backbone.check_size(*as_pair(crop))
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
         self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix_tokens) for width in widths)
         self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)

@@ -15,6 +15,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.readers.layout import is_image
 from firstpage.errors import UserError
 from firstpage.runs.opening import open_run
+from firstpage.runs.run_data import is_run_folder, read_data
 
 DEFAULT = Path("embeddings.npz")
 
@@ -92,7 +93,7 @@ def read_images(paths: Sequence[str], classes: str | None = None) -> Catalog:
     """Return the catalog of what is to be embedded: a dataset, labeled or not, or single images.
 
     Args:
-        paths: A dataset, or images.
+        paths: A dataset, a run folder for its dataset, or images.
         classes: What makes a class in folders of images; see `firstpage.data.read`.
 
     Raises:
@@ -103,6 +104,8 @@ def read_images(paths: Sequence[str], classes: str | None = None) -> Catalog:
     Traceback (most recent call last):
     FileNotFoundError: nowhere.jpg: no such file
     """
+    if len(paths) == 1 and is_run_folder(paths[0]):
+        return read_data(None, paths[0], classes)
     files = [Path(path).expanduser() for path in paths]
     if len(files) == 1 and not is_image(files[0].name):
         return read(paths[0], classes=classes, unlabeled=True)

@@ -19,7 +19,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.models.embedding_cache import embed_cached
 from firstpage.recipes.settings import TrainSettings
 from firstpage.runs.record import Record
-from firstpage.runs.run_data import find_data, is_trained_on, read_data, restore_splits
+from firstpage.runs.run_data import find_data, is_run_folder, is_trained_on, read_data, restore_splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,9 +159,9 @@ def open_run(
     FileNotFoundError: nowhere: no such folder
     """
     source = Path(folder)
-    record = Record.read(source) if (source / "run.json").is_file() else None
+    record = Record.read(source) if is_run_folder(source) else None
     model = Embedder.load(source, resolve_device(device))
-    if isinstance(data, str | os.PathLike) and Path(data, "run.json").is_file():
+    if isinstance(data, str | os.PathLike) and is_run_folder(data):
         data, like = None, data
     other = None if like is None else Record.read(like)
     settings = TrainSettings() if record is None else record.recipe.train

@@ -1,5 +1,6 @@
 """Which data a run was trained on."""
 
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from firstpage.data import read
 from firstpage.data.catalog import Catalog
+from firstpage.errors import UserError
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.record import Record
 
@@ -54,14 +56,18 @@ def read_data(record: Record | None, path: str, classes: str | None = None) -> C
     """Read a dataset for a run: one that the run was trained on with the same classes as in training.
 
     Args:
-        record: The run; None for a saved model.
-        path: The dataset.
+        record: The run; None for a saved model, or if there is no model.
+        path: The dataset, or a run folder for the dataset of that run.
         classes: See `firstpage.data.read`. Defaults to that of the run for its own data.
 
     >>> read_data(None, "nowhere")
     Traceback (most recent call last):
     FileNotFoundError: read('nowhere'): no such file or folder
     """
+    if is_run_folder(path):
+        if classes is not None:
+            raise UserError(f"classes={classes!r}: {path} is a run: name its data to read it this way")
+        return find_data(Record.read(path))
     rule = _data(record).get("classes")
     if classes is None and rule not in (None, "leaf"):
         try:
@@ -73,6 +79,15 @@ def read_data(record: Record | None, path: str, classes: str | None = None) -> C
         except (OSError, ValueError):
             pass  # other data: read below as if there were no run
     return read(path, classes=classes)
+
+
+def is_run_folder(path: str | os.PathLike[str]) -> bool:
+    """Return whether the path is a run folder, which stands for its dataset wherever one is expected.
+
+    >>> is_run_folder("nowhere")
+    False
+    """
+    return Path(path, "run.json").is_file()
 
 
 def is_same_data(record: Record | None, catalog: Catalog) -> bool:
@@ -97,7 +112,8 @@ def is_trained_on(record: Record | None, catalog: Catalog) -> bool:
 
 
 def _is_same_root(record: Record | None, catalog: Catalog) -> bool:
-    return _data(record).get("root") == str(catalog.root.resolve())
+    about = _data(record)  # the name tells single images of that folder from the dataset
+    return (about.get("root"), about.get("name")) == (str(catalog.root.resolve()), catalog.name)
 
 
 def _data(record: Record | None) -> dict[str, Any]:
@@ -112,7 +128,7 @@ def restore_splits(record: Record | None, catalog: Catalog) -> Catalog:
 
     >>> from firstpage.recipes import Recipe
     >>> catalog = Catalog("toy", Path(), list("abc"), np.arange(3), ["auk", "crow", "wren"], {})
-    >>> about = {"root": str(Path().resolve()), "fingerprint": "of before", "train_classes": ["auk", "owl"]}
+    >>> about = {"name": "toy", "root": str(Path().resolve()), "train_classes": ["auk", "owl"]}
     >>> restore_splits(Record(Path("run"), Recipe(), {"data": about}, []), catalog).split("test").classes
     ['crow', 'wren']
     """

@@ -44,11 +44,11 @@ class Display:
         self.show, self._steps = show, steps
         self._task = self._bar.add_task("training", total=steps, unit="steps", metrics="", visible=False)
         self._loss = self._throughput = self._precision = ""
-        self._began = self._printed = time.monotonic()
-        self._step_began: float | None = None
+        self._step_began = self._printed = time.monotonic()
         self._step_seconds = 0.0
 
     def __enter__(self) -> Self:
+        self._step_began = time.monotonic()
         self._bar.__enter__()
         return self
 
@@ -65,11 +65,11 @@ class Display:
             images: Images in a step.
         """
         now = time.monotonic()
-        if self._step_began is not None:
-            # The mean of the last twenty steps or so; the first one, which warms up, is soon forgotten.
-            weight = 0.05 if self._step_seconds else 1.0
-            self._step_seconds += weight * (now - self._step_began - self._step_seconds)
-            self._throughput = f"{images / max(self._step_seconds, 1e-9):,.0f} images/s"
+        # The mean of the last twenty steps or so; the first one, which warms up, is soon forgotten.
+        weight = 0.05 if self._step_seconds else 1.0
+        self._step_seconds += weight * (now - self._step_began - self._step_seconds)
+        throughput = images / max(self._step_seconds, 1e-9)
+        self._throughput = f"{throughput:,.{0 if throughput >= 10 else 1}f} images/s"
         self._step_began = now
         self._bar.update(self._task, completed=step, metrics=self._metrics(), visible=True)
         if not self._bar.console.is_terminal and now - self._printed > LINE_EVERY:
@@ -89,7 +89,7 @@ class Display:
             yield lambda count: self._bar.advance(task, count)
         finally:
             self._bar.remove_task(task)
-            self._step_began = None  # an evaluation is no step
+            self._step_began = time.monotonic()  # an evaluation is no part of a step
 
     def show_evaluation(self, epoch: int, metrics: dict[str, float]) -> None:
         """Print the metrics of an evaluation."""

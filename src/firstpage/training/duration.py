@@ -25,8 +25,7 @@ def estimate_duration(job: TrainJob) -> str:
     forward = _forward_seconds(job)
     steps, images = job.steps - job.state.step, recipe.batch.images
     passes = 1 + BACKWARD + (1 if recipe.batch.chunk else 0)
-    interval = recipe.train.evaluate_steps or recipe.train.evaluate_every * len(job.setup.sampler)
-    evaluations = 1 + -(-steps // max(1, interval))
+    evaluations = job.count_evaluations(job.steps) - len(job.state.history)
     training = steps * images * passes * forward / job.ranks.world_size
     evaluating = evaluations * split.validation.size * forward / job.ranks.world_size
     if split.test is not None and split.test is not split.validation:

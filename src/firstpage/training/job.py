@@ -120,11 +120,22 @@ class TrainJob:
         self.state.step += 1
         return metrics
 
-    def is_evaluation_due(self) -> bool:
-        """Return whether the model is evaluated after this step."""
+    def count_evaluations(self, step: int) -> int:
+        """Return how many evaluations a run of that many steps has made."""
         settings = self.recipe.train
         interval = settings.evaluate_steps or settings.evaluate_every * len(self.setup.sampler)
-        return self.state.step % interval == 0 or self.state.step == self.steps
+        untrained = settings.evaluate_untrained or not self.steps
+        last = step == self.steps and step % interval != 0
+        return untrained + step // interval + last
+
+    def is_evaluation_due(self) -> bool:
+        """Return whether the model is to be evaluated before the next step."""
+        return len(self.state.history) < self.count_evaluations(self.state.step)
+
+    def is_out_of_patience(self) -> bool:
+        """Return whether so many evaluations were no better that training ends here."""
+        patience = self.recipe.train.patience
+        return 0 < patience <= self.state.stale
 
     def evaluate(self, test: QueryGallery, advance: Callable[[int], None] | None = None) -> dict[str, float]:
         """Return the metrics of a retrieval test; `advance` is called with the numbers of embedded images."""

@@ -25,7 +25,7 @@ from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.monitor import Monitor
 from firstpage.training.result import Result
 from firstpage.training.setup import prepare
-from firstpage.training.stopping import StopSignals
+from firstpage.training.stopping import StopSignals, saving_if_stopped
 
 
 def fit(
@@ -100,10 +100,11 @@ def fit(
         ranks.broadcast_tensors([*model.state_dict().values(), *setup.criteria.state_dict().values()])
         job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks)
         resumable = run.path is not None and ranks.world_size == 1  # ranks do not receive signals together
-        with checkpoints.explain_full_disk(), StopSignals(resumable) as stop:
-            display = Display(job.steps, progress and ranks.is_first)
-            _train(job, run, checkpoints, stop, display)
-            result = _finish(job, run, display)
+        display = Display(job.steps, progress and ranks.is_first)
+        with checkpoints.explain_full_disk(), StopSignals(resumable, display.print) as stop:
+            with saving_if_stopped(lambda: checkpoints.save(job.state.step, job.state.state_dict())):
+                _train(job, run, checkpoints, stop, display)
+            result = _finish(job, run, checkpoints, stop, display)
             checkpoints.remove_all()
         stop.raise_if_received(f"stopped: {run.path} is finished")
         return result
@@ -141,13 +142,14 @@ def _train(
         display.print(split.summary(catalog))
         for note in [*catalog.notes, *unreadable_note(catalog, job.pixels.ok)]:
             display.print(note)
-        if saved is None:
-            if display.show:
-                display.print(estimate_duration(job))
-            if recipe.train.evaluate_untrained or not job.steps:
-                _evaluate(job, run, display, epoch=0)
-        else:
+        if state.step:
             display.print(f"resuming after step {state.step} of {job.steps}")
+        elif display.show:
+            display.print(estimate_duration(job))
+        if job.is_evaluation_due():  # of the untrained model, or one that was stopped
+            _evaluate(job, run, stop, display)
+        if state.step == job.steps or job.is_out_of_patience():
+            return
         timer.resume()
         for epoch in range(sampler.epoch + 1, recipe.schedule.epochs + 1):
             job.begin_epoch(epoch)
@@ -171,55 +173,67 @@ def _train(
                     monitor.add(state.step, epoch, job.lr, metrics)
                 job.step.push_memories(labels, ids, unless=guard.bad)
 
-                # Evaluate, save, stop.
-                evaluate, save = job.is_evaluation_due(), checkpoints.is_due() or bool(stop.received)
-                if evaluate or save:
+                # Stop, evaluate, save.
+                evaluate, save = job.is_evaluation_due(), checkpoints.is_due()
+                if evaluate or save or stop.received:
                     timer.pause()
                     monitor.flush()
                     guard.check()  # waits for the device
+                    stop.raise_if_received(_stopped(job))
                     if evaluate:
-                        _evaluate(job, run, display, epoch)
-                        if recipe.train.patience and state.stale >= recipe.train.patience:
+                        _evaluate(job, run, stop, display)
+                        if job.is_out_of_patience():
                             return
                     if save:
                         checkpoints.save(state.step, state.state_dict())
-                        stop.raise_if_received(f"stopped after step {state.step}: run it again to resume")
                     timer.resume()
         timer.pause()
 
 
-def _evaluate(job: TrainJob, run: RunFolder, display: Display, epoch: int) -> None:
+def _stopped(job: TrainJob) -> str:
+    return f"stopped after step {job.state.step}: run it again to resume"
+
+
+def _evaluate(job: TrainJob, run: RunFolder, stop: StopSignals, display: Display) -> None:
     """Evaluate the model, and keep it if it is the best so far."""
-    split = job.setup.split
-    with display.evaluating(split.validation.size) as advance:
+    state, split = job.state, job.setup.split
+    epoch = job.setup.sampler.epoch + 1 if state.step else 0
+    with display.evaluating(split.validation.size) as advance, stop.at_once(_stopped(job)):
         metrics = job.evaluate(split.validation, advance)
-    run.log(step=job.state.step, epoch=epoch, **metrics)
-    display.show_evaluation(epoch, metrics)
-    if job.state.add_evaluation(epoch, metrics, job.eval_model) and run.path is not None:
-        job.eval_model.save(run.path / "best")
     if epoch == 0:
-        job.state.untrained = _test(job, display, metrics)
+        state.untrained = _test(job, stop, display, metrics)
+    run.log(step=state.step, epoch=epoch, **metrics)
+    display.show_evaluation(epoch, metrics)
+    if state.add_evaluation(epoch, metrics, job.eval_model) and run.path is not None:
+        job.eval_model.save(run.path / "best")
 
 
-def _test(job: TrainJob, display: Display, metrics: dict[str, float]) -> dict[str, float] | None:
+def _test(
+    job: TrainJob, stop: StopSignals, display: Display, metrics: dict[str, float]
+) -> dict[str, float] | None:
     """Return the metrics of the reported test; `metrics` are those of the validation."""
     split = job.setup.split
     if split.test is None or split.test is split.validation:
         return None if split.test is None else metrics
-    with display.evaluating(split.test.size, "testing") as advance:
+    with display.evaluating(split.test.size, "testing") as advance, stop.at_once(_stopped(job)):
         return job.evaluate(split.test, advance)
 
 
-def _finish(job: TrainJob, run: RunFolder, display: Display) -> Result:
+def _finish(
+    job: TrainJob, run: RunFolder, checkpoints: Checkpoints, stop: StopSignals, display: Display
+) -> Result:
     """Save the last and the best model, test the best one, and write the result."""
     state, model = job.state, job.eval_model
+    separate = job.setup.split.test is not job.setup.split.validation
+    if separate:
+        checkpoints.save(state.step, state.state_dict())  # if the test is stopped, the model is the best one
     if run.path is not None:
         model.save(run.path / "last")
     model.load_state_dict(state.best_weights)
     if run.path is not None:
         model.save(run.path / "best")  # a run that was killed may have left a later one there
     with display:
-        test = _test(job, display, state.best)
+        test = state.untrained if separate and not state.best_epoch else _test(job, stop, display, state.best)
     result = Result(
         model.eval(),
         best=state.best,
@@ -232,14 +246,5 @@ def _finish(job: TrainJob, run: RunFolder, display: Display) -> Result:
         folder=run.path,
         warnings=unreadable_note(job.catalog, job.pixels.ok) + job.detector.warnings,
     )
-    run.finish(
-        protocol=job.recipe.train.protocol,
-        best=result.best,
-        test=result.test,
-        untrained=result.untrained,
-        epoch=result.epoch,
-        seconds=round(result.seconds, 2),
-        images_per_second=round(result.images_per_second, 1),
-        warnings=result.warnings,
-    )
+    result.write(run, job.recipe.train.protocol)
     return result

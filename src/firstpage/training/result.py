@@ -6,6 +6,7 @@ from typing import Self
 
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
+from firstpage.runs.folder import RunFolder
 from firstpage.runs.record import Record
 from firstpage.training.display import SHOWN
 
@@ -65,6 +66,19 @@ class Result:
             folder,
             [*result["warnings"], f"{folder}: was already finished; choose another folder to run it again"],
             result.get("untrained"),
+        )
+
+    def write(self, run: RunFolder, protocol: str) -> None:
+        """Write the result into the folder of the run, which is finished with it."""
+        run.finish(
+            protocol=protocol,
+            best=self.best,
+            test=self.test,
+            untrained=self.untrained,
+            epoch=self.epoch,
+            seconds=round(self.seconds, 2),
+            images_per_second=round(self.images_per_second, 1),
+            warnings=self.warnings,
         )
 
     def text(self) -> str:

@@ -67,6 +67,9 @@ class Backbone(nn.Module, ABC):
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the features of the low, middle and high stage."""
 
+    def check_size(self, height: int, width: int) -> None:
+        """Raise a `UserError` if images of that size are not accepted. Most networks accept any."""
+
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert the entries of a public weights file to this network's names and shapes."""
         return {key: value for key, value in state.items() if not key.startswith(self.ignored_prefixes)}

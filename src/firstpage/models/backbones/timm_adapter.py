@@ -86,6 +86,24 @@ class TimmBackbone(Backbone):
             intermediates = [torch.cat([prefix, patches], dim=1) for patches, prefix in intermediates]
         return intermediates[0], intermediates[1], high
 
+    def check_size(self, height: int, width: int) -> None:
+        """Raise a `UserError` for a size that the patches of a transformer do not accept."""
+        patches = getattr(self.network, "patch_embed", None)
+        own, patch = getattr(patches, "img_size", None), getattr(patches, "patch_size", None)
+        if own is None or patch is None or getattr(patches, "dynamic_img_pad", False):
+            return
+        reason = f"timm's {type(self.network).__name__}: model.crop={height}: it takes images of "
+        whole = max(1, height // patch[0]) * patch[0]
+        if getattr(patches, "strict_img_size", True):
+            if (height, width) != tuple(own):
+                flexible = hasattr(self.network, "dynamic_img_size")
+                other = f"model.options.dynamic_img_size=true and model.crop={whole}, or " if flexible else ""
+                raise UserError(
+                    f"{reason}{own[0]} pixels: set {other}model.crop={own[0]} and model.stored alike"
+                )
+        elif height % patch[0] or width % patch[1]:
+            raise UserError(f"{reason}whole patches of {patch[0]} pixels: set model.crop={whole}")
+
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert the keys of one of timm's weights files to this network's."""
         return {f"network.{key}": value for key, value in super().adapt(state).items()}

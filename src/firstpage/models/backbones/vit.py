@@ -130,11 +130,7 @@ class VisionTransformer(Backbone):
     def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens [B, 1 + patches, width] after a third, two thirds and all of the blocks."""
         height, width = images.shape[2:]
-        if height % PATCH or width % PATCH:
-            raise UserError(
-                f"images of {height}×{width} pixels: each side must be a multiple of {PATCH}, "
-                f"such as {_nearest(height)}×{_nearest(width)}"
-            )
+        self.check_size(height, width)
         patches = self.patch_embed["proj"](images).flatten(2).transpose(1, 2)  # [B, patches, C]
         tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
         tokens = tokens + resample_positions(self.pos_embed, (height // PATCH, width // PATCH))
@@ -145,6 +141,14 @@ class VisionTransformer(Backbone):
             if number in (depth // 3, 2 * depth // 3):
                 outputs.append(tokens)
         return outputs[0], outputs[1], self.norm(tokens)
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raise a `UserError` unless images of that size consist of whole patches."""
+        if height % PATCH or width % PATCH:
+            raise UserError(
+                f"images of {height}×{width} pixels: each side must be a multiple of {PATCH}, "
+                f"such as {_nearest(height)}×{_nearest(width)}"
+            )
 
     def adapt(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Resample the position embeddings of a file to this network's `input_size`."""
