@@ -138,13 +138,21 @@ _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 @app.command("recipe")
 def _recipe(
     recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
+    data: Annotated[str | None, typer.Option(help="Print what train chooses for this data.")] = None,
+    classes: _Classes = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
 ) -> None:
-    """Print a recipe with all its settings, explained. Defaults to the recipe that train uses by default."""
+    """Print a recipe with all its settings, explained; with --data, what train chooses for a dataset."""
     from firstpage import losses, recipes
     from firstpage.recipes.commented import comment_toml
 
     chosen = recipes.find(recipe).changed(changes or [])
+    if recipe is None and data is not None:
+        from firstpage.models.device import resolve_device
+        from firstpage.runs.run_data import read_data
+        from firstpage.training.defaults import default_recipe
+
+        chosen, _ = default_recipe(read_data(None, data, classes), resolve_device(None), changes or [])
     print_text(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
 
 
@@ -169,17 +177,26 @@ def _train(
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
     folds: Annotated[bool, typer.Option("--folds", help="Train every fold of train.protocol=fair.")] = False,
 ) -> None:
-    """Train an embedder and keep the best one. A stopped run is resumed; a finished one is shown."""
+    """Train an embedder and keep the best one. A stopped run is resumed; a finished one is shown.
+
+    Without a recipe, the settings are chosen to fit the data and the machine; --set changes any of them.
+    """
     from firstpage import recipes
+    from firstpage.models.device import resolve_device
     from firstpage.runs.run_data import read_data
     from firstpage.training import fit, fit_folds
+    from firstpage.training.defaults import default_recipe
     from firstpage.training.folds import summary
 
-    chosen = recipes.find(recipe).changed(changes or [])
     folder = out or Path("runs", Path(recipe).stem if recipe else "default")
     if data is None and recipe != "glyphs":
         raise UserError(_NO_DATA)
+    chosen = recipes.find(recipe).changed(changes or [])  # before the data is read: it may be wrong
     catalog = read_data(None, data or "glyphs", classes)
+    if recipe is None:
+        chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
+        for note in notes:
+            warnings.warn(note, stacklevel=1)
     if folds:
         text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
     else:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 from firstpage import losses
 from firstpage.data import Catalog
+from firstpage.errors import UserError
 from firstpage.pairs import Pairs, unit
 from firstpage.recipes import Recipe
 from firstpage.runs.checkpoint import Checkpoints
@@ -428,6 +430,49 @@ def test_a_recovery_is_logged_as_such(tmp_path, monkeypatch):
     train(tmp_path)
     told = [(line["step"], *line.keys() & {"warning", "recovery"}) for line in log(tmp_path)]
     assert [line for line in told if len(line) > 1] == [(5, "warning"), (7, "recovery")]
+
+
+def collapsing(monkeypatch, collapsed):
+    """Let the health of a run be that of a collapse in some steps."""
+    monkeypatch.setattr(monitor, "LOG_EVERY", 1)
+    update = health.CollapseDetector.update
+
+    def pretend(self, step, metrics, last=False):
+        return update(self, step, metrics | {"collapse": 0.99 if collapsed(step) else 0.5}, last)
+
+    monkeypatch.setattr(health.CollapseDetector, "update", pretend)
+
+
+def test_a_collapse_is_mended_from_the_best_model_at_lower_rates(tmp_path, monkeypatch):
+    restored = []
+    mend = job.TrainJob.mend
+
+    def watched(self):
+        said = mend(self)
+        weights, best = self.model.state_dict(), self.state.best_weights
+        restored.append(all(torch.equal(weights[name], best[name]) for name in best))
+        assert not self.optimizer.state
+        return said
+
+    monkeypatch.setattr(job.TrainJob, "mend", watched)
+    collapsing(monkeypatch, lambda step: 1 < step < 7)
+    result = train(tmp_path)
+    assert restored == [True]
+    assert re.fullmatch(
+        r"step \d: mended: the model of epoch \d was restored, and goes on at 30% of the learning rates",
+        result.warnings[1],
+    )
+    rates = {line["step"]: line["lr"] for line in log(tmp_path) if "lr" in line}
+    assert rates[8] == pytest.approx(0.3 * rates[1])
+
+
+def test_a_run_that_collapses_again_and_again_is_stopped(tmp_path, monkeypatch):
+    collapsing(monkeypatch, lambda step: step > 1)
+    monkeypatch.setattr(health.CollapseDetector, "IN_A_ROW", 2)
+    with pytest.raises(
+        UserError, match=r"collapsed 3 times, also at 9% of its learning rates: use loss.score"
+    ):
+        train(tmp_path)
 
 
 def test_only_looks_in_a_row_count():

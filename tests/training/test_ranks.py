@@ -223,6 +223,7 @@ WAITING = """
         if ranks.is_first:
             print("all are here", flush=True)
         time.sleep(60)
+        print("outlived", flush=True)
 """
 
 

@@ -35,21 +35,16 @@ VERSION = 1
 
 
 class Pixels(Protocol):
-    """A source of stored pixels: a `PixelStore`, a `JpegStore` or a `Stream`."""
+    """A source of stored pixels: a `PixelStore`, a `JpegStore`, a `Stream`, or one of your own.
+
+    It may also have `prepare(rows)`, which is called some steps before `batch(rows)`.
+    """
 
     ok: np.ndarray  # [N] bool: whether each row could be decoded
 
     def __len__(self) -> int: ...
-    def prepare(self, rows: Any) -> None:  # noqa: ANN401
-        """Be told of a batch that `batch` will be asked for."""
-        ...
-
-    def batch(self, rows: Any, device: Any = None) -> PixelBatch:  # noqa: ANN401
-        """Return the pixels of `rows`."""
-        ...
-
-    def batches(self, plan: Any, device: Any = None) -> Iterator[PixelBatch]:  # noqa: ANN401
-        """Yield a batch for each list of rows."""
+    def batch(self, rows: Any, device: Any = None) -> PixelBatch | Tensor:  # noqa: ANN401
+        """Return the pixels of `rows`; images of one size may be a tensor, uint8 [B, height, width, 3]."""
         ...
 
 
@@ -208,12 +203,15 @@ class Embedder(nn.Module):
             self.train(was_training)
         return torch.cat(vectors) if vectors else torch.empty(0, self.dim)
 
-    def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch]:  # noqa: ANN401
+    def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch | Tensor]:  # noqa: ANN401
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        if hasattr(images, "batches"):
+        if hasattr(images, "batches"):  # which decodes the next ones meanwhile
             yield from images.batches(parts, self.device)
-        else:
-            for part in parts:
+            return
+        for part in parts:
+            if hasattr(images, "batch"):
+                yield images.batch(part, self.device)
+            else:
                 yield self._frame([images[row] for row in part])
 
     def _frame(self, images: list[object]) -> PixelBatch:

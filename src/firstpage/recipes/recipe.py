@@ -39,7 +39,7 @@ class Recipe:
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
-    loss: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "k": 1, "margin": 0.1})
+    loss: dict[str, Any] = field(default_factory=lambda: {"name": "topk"})
     batch: BatchSettings = field(default_factory=BatchSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)

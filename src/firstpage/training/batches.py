@@ -54,6 +54,9 @@ class TrainBatches:
             split: Returns the parts of a batch of so many rows that `images` will be asked for.
             count: Number of batches to prepare in advance.
         """
+        if not hasattr(self._pixels, "prepare"):
+            yield from sampler
+            return
         coming = iter(copy.deepcopy(sampler))  # so that the state of the sampler itself is that of the step
         prepared: deque[list[int]] = deque()
         for rows in sampler:

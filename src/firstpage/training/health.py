@@ -128,11 +128,11 @@ class DeferredMetrics:
 
 
 class CollapseDetector:
-    """Warns when a run has collapsed, and says when it has recovered.
+    """Notices when a run has collapsed, and says when it has recovered.
 
     A run has collapsed when `collapse` was above 0.98 in five logged steps in a row, or in the last one of a
     short run: any two images have a cosine of ±0.99. Networks trained from scratch may begin there, and
-    leave it soon.
+    leave it soon; `was_apart` tells a run that came into this state from one that has not left it yet.
 
     >>> detector = CollapseDetector()
     >>> [detector.update(step, {"collapse": 0.999, "spread": 0.001}) is None for step in (20, 40, 60, 80)]
@@ -149,17 +149,20 @@ class CollapseDetector:
 
     def __init__(self) -> None:
         self.in_a_row = 0
+        self.was_apart = False
         self.warnings: list[str] = []
 
     def update(self, step: int, metrics: Mapping[str, Any], last: bool = False) -> str | None:
         """Return the warning that this step gives rise to, if any; the last step waits for no further one."""
         before, collapsed = self.in_a_row, metrics["collapse"] > self.THRESHOLD
         self.in_a_row = before + 1 if collapsed else 0
+        self.was_apart |= not collapsed
         if self.in_a_row == self.IN_A_ROW or (last and 0 < self.in_a_row < self.IN_A_ROW):
             self.warnings.append(
                 f"step {step}: collapsed: all images have nearly the same embedding (mean cosine "
-                f"{1 - metrics['spread']:.3f}): try a lower optimizer.lr, semihard or distance-weighted "
-                "instead of hard negatives, or model.standardize=true; best/ holds the best model so far"
+                f"{1 - metrics['spread']:.3f}): try a lower optimizer.lr, loss.score=log for topk, semihard "
+                "or distance-weighted instead of hard negatives, or model.standardize=true; best/ holds the "
+                "best model so far"
             )
         elif before >= self.IN_A_ROW and not collapsed:
             self.warnings.append(f"step {step}: no longer collapsed")
@@ -169,8 +172,9 @@ class CollapseDetector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count and the warnings so far, for a checkpoint."""
-        return {"in_a_row": self.in_a_row, "warnings": list(self.warnings)}
+        return {"in_a_row": self.in_a_row, "was_apart": self.was_apart, "warnings": list(self.warnings)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.in_a_row, self.warnings = state["in_a_row"], list(state["warnings"])
+        self.was_apart = state["was_apart"]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import RunFolder
@@ -20,6 +21,9 @@ from firstpage.training.setup import TrainSetup
 from firstpage.training.state import TrainState
 from firstpage.training.step import TrainStep
 from firstpage.training.timer import StepTimer
+
+MENDED = 2  # collapses that are mended before a run is stopped
+SLOWER = 0.3  # times the learning rates after each
 
 
 class TrainJob:
@@ -101,9 +105,35 @@ class TrainJob:
         lr: float = self.optimizer.param_groups[0]["lr"]
         return lr
 
+    def mend(self) -> str:
+        """After a collapse: restore the best model so far, lower the learning rates, and say so.
+
+        Raises:
+            UserError: It has been mended before, in vain.
+        """
+        state, detector = self.state, self.detector
+        if not state.best_weights:
+            return "not mended: no earlier model has been evaluated"
+        if state.mended == MENDED:
+            raise UserError(
+                f"stopped: the run has collapsed {MENDED + 1} times, also at {SLOWER**MENDED:.0%} of its "
+                "learning rates: use loss.score=log for topk, another loss, or model.standardize=true"
+            )
+        state.mended += 1
+        for model in {id(model): model for model in (self.model, self.eval_model)}.values():
+            model.load_state_dict(state.best_weights)
+        self.optimizer.state.clear()
+        detector.in_a_row = 0
+        detector.warnings.append(
+            f"step {state.step}: mended: the model of epoch {state.best_epoch} was restored, and goes on at "
+            f"{SLOWER**state.mended:.0%} of the learning rates"
+        )
+        return detector.warnings[-1]
+
     def begin_step(self) -> None:
         """Set the learning rates and clear the gradients."""
-        set_lr(self.optimizer, self.recipe.schedule, self.state.step, self.steps)
+        scale = SLOWER**self.state.mended
+        set_lr(self.optimizer, self.recipe.schedule, self.state.step, self.steps, scale)
         self.optimizer.zero_grad(set_to_none=True)
 
     def update(self, loss: Tensor, *, logged: bool) -> dict[str, Tensor]:

@@ -11,13 +11,14 @@ from torch import nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.jpeg_store import open_pixels
 from firstpage.data.splits import unreadable_note
-from firstpage.data.training_plan import BatchTooLarge, fit_batch_size
+from firstpage.data.training_plan import BatchTooLarge
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.checkpoint import Checkpoints
 from firstpage.runs.folder import RunFolder
 from firstpage.training.criteria import describe_loss
+from firstpage.training.defaults import complete_recipe
 from firstpage.training.display import Display
 from firstpage.training.duration import estimate_duration
 from firstpage.training.job import TrainJob
@@ -71,7 +72,7 @@ def fit(
     True
     """
     target = resolve_device(device)
-    recipe = fit_batch_size(recipe, catalog)
+    recipe = complete_recipe(recipe, catalog)
     if loss is not None:
         recipe = replace(recipe, loss=describe_loss(loss))
     one_gpu = target.type == "cuda" and target.index is not None
@@ -92,8 +93,7 @@ def fit(
             with suppress(BatchTooLarge):
                 prepare(recipe, catalog, None, model, world_size=ranks.world_size, loss=loss)
             show = progress and ranks.is_first
-            kind = recipe.train.store
-            opened = open_pixels(catalog, cache, model.framing, kind=kind, progress=show)
+            opened = open_pixels(catalog, cache, model.framing, kind=recipe.train.store, progress=show)
             pixels = stack.enter_context(closing(opened)).to(target)
         ranks.barrier()  # the others may take longer to decode theirs
         setup = prepare(recipe, catalog, pixels.ok, model, world_size=ranks.world_size, loss=loss)
@@ -125,7 +125,7 @@ def _train(
     """Train to the end, with evaluations, checkpoints and early stopping on the way."""
     recipe, catalog, state, guard = job.recipe, job.catalog, job.state, job.guard
     split, sampler, timer = job.setup.split, job.setup.sampler, job.timer
-    monitor = Monitor(run, display, guard, job.detector, job.steps)
+    monitor = Monitor(run, display, guard, job.detector, job.steps, job.mend)
 
     # Begin, or continue from the last checkpoint.
     run.lock(recipe, catalog)

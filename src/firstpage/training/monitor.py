@@ -1,6 +1,6 @@
 """Logs how a run is doing, without making the host wait for the device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ class Monitor:
         guard: Its status is read together with the metrics.
         detector: Is updated with the metrics.
         steps: Number of steps of the run.
+        mend: Called when the run has collapsed; returns what was done about it.
 
     >>> Monitor.is_due(19), Monitor.is_due(20)
     (False, True)
@@ -35,9 +36,10 @@ class Monitor:
         guard: NonFiniteGuard,
         detector: CollapseDetector,
         steps: int,
+        mend: Callable[[], str] = lambda: "",
     ) -> None:
         self._run, self._display, self._guard = run, display, guard
-        self._detector, self._steps = detector, steps
+        self._detector, self._steps, self._mend = detector, steps, mend
         self._pending: list[tuple[int, int, float, DeferredMetrics]] = []
 
     @staticmethod
@@ -65,3 +67,7 @@ class Monitor:
                 kind = "warning" if self._detector.in_a_row else "recovery"
                 self._run.log(step=step, **{kind: text})
                 self._display.print(text)
+            if text and self._detector.in_a_row and self._detector.was_apart and step < self._steps:
+                done = self._mend()
+                self._run.log(step=step, warning=done)
+                self._display.print(done)

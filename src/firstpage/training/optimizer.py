@@ -47,15 +47,17 @@ def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Modu
     return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, settings: ScheduleSettings, step: int, steps: int) -> None:
-    """Set the learning rates of one of `steps` steps.
+def set_lr(
+    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, step: int, steps: int, scale: float = 1.0
+) -> None:
+    """Set the learning rates of one of `steps` steps, times `scale`.
 
     >>> optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "initial_lr": 2.0}])
     >>> set_lr(optimizer, ScheduleSettings(kind="cosine"), 50, 100)
     >>> round(optimizer.param_groups[0]["lr"], 3)
     1.0
     """
-    factor = lr_factor(settings, step, steps)
+    factor = scale * lr_factor(settings, step, steps)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
 

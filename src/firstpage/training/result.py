@@ -103,6 +103,8 @@ class Result:
         lines.append(f"best at epoch {self.epoch}; {self.seconds:.{decimals}f} s{speed}")
         if not self.epoch:
             lines.append("no epoch was better than the untrained network, so that is the model that was kept")
+        elif self.untrained and self.test and self.test["P@1"] < self.untrained["P@1"]:
+            lines.append("in the test it is worse than the untrained network: training did not help")
         return "\n".join([*lines, *self._places()])
 
     @property

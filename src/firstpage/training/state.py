@@ -29,6 +29,7 @@ class TrainState:
         untrained: Metrics of the untrained model in the reported test.
         history: The metrics of every evaluation.
         stale: Number of evaluations since the best.
+        mended: How often the run has collapsed and been mended.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> state = TrainState({"model": model})
@@ -42,7 +43,7 @@ class TrainState:
 
     def __init__(self, parts: Mapping[str, Any], select: str = "P@1") -> None:
         self.parts, self.select = parts, select
-        self.step = self.stale = self.best_epoch = 0
+        self.step = self.stale = self.best_epoch = self.mended = 0
         self.best: dict[str, float] = {}
         self.best_weights: dict[str, Tensor] = {}
         self.untrained: dict[str, float] | None = None

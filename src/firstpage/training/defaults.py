@@ -1,0 +1,135 @@
+"""What `firstpage train --data FOLDER` chooses: settings that fit the data, the weights and the machine.
+
+Everything is written into the recipe of the run, and whatever the user sets is left alone.
+
+- **With pretrained weights**: the product's own objective, `first-page`, at a low learning rate, after three
+  epochs for the head alone.
+- **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
+- **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
+- **Batches** of 128 images, four of each class, more where there are few classes.
+- **Epochs** so that small data is seen often and large data a few times.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from firstpage.data.catalog import Catalog
+from firstpage.data.splits import split_catalog
+from firstpage.data.training_plan import fit_batch_size
+from firstpage.errors import UserError
+from firstpage.models.weights import fetch
+from firstpage.recipes.recipe import Recipe
+
+IMAGES = 128  # in a batch
+SEEN = {"cuda": 180_000, "cpu": 50_000}  # training images in all epochs together, if the data is small
+EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
+COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
+TOPK = {
+    True: {"name": "topk", "k": 1, "margin": 0.1, "score": "log"},  # pretrained features rank well: refine
+    False: {"name": "topk", "k": 5, "margin": 0.5, "score": "log"},
+}
+
+
+def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
+    """Return a recipe with what depends on the data: the batch size, and the settings of a bare `topk`.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> complete_recipe(Recipe.of({"loss": {"name": "topk"}}), catalog).loss
+    {'name': 'topk', 'k': 5, 'margin': 0.5, 'score': 'log'}
+    """
+    if recipe.loss == {"name": "topk"}:
+        recipe = replace(recipe, loss=dict(TOPK[recipe.model.weights is not None]))
+    return fit_batch_size(recipe, catalog)
+
+
+def default_recipe(
+    catalog: Catalog, device: torch.device, changes: Sequence[str] = ()
+) -> tuple[Recipe, list[str]]:
+    """Return the recipe of a run for which none was named.
+
+    Args:
+        catalog: The dataset.
+        device: Where it is trained.
+        changes: What the user sets, as `section.key=value`. The rest is chosen to go with it.
+
+    Returns:
+        The recipe, and what the user should know about the choice.
+
+    >>> from pathlib import Path
+    >>> paths = [f"{number}.jpg" for number in range(2000)]
+    >>> catalog = Catalog("x", Path(), paths, np.arange(2000) // 5, [str(name) for name in range(400)], {})
+    >>> recipe, _ = default_recipe(catalog, torch.device("cpu"))
+    >>> recipe.model.backbone, recipe.loss["name"], recipe.schedule.epochs, recipe.batch.images_per_class
+    ('small', 'topk', 31, 4)
+    >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), ["model.weights=resnet50.safetensors"])
+    >>> recipe.model.backbone, recipe.loss["name"]
+    ('resnet50', 'first-page')
+    """
+    given = Recipe().changed(changes)
+    chosen = {change.partition("=")[0].strip() for change in changes}
+    backbone, weights, notes = given.model.backbone, given.model.weights, []
+    if "model.backbone" not in chosen and device.type != "cuda" and weights is None:
+        backbone = "small"
+    elif not chosen & {"model.backbone", "model.weights"}:
+        try:
+            fetch(backbone)
+            weights = "imagenet"
+        except (OSError, UserError) as error:
+            notes.append(f"training from random weights, as there are none of ImageNet: {error}")
+    settings = [
+        f"model.backbone={backbone}",
+        *([f"model.weights={weights}"] if weights is not None else []),
+        *_network(backbone, weights is not None),
+        *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu"),
+    ]
+    return Recipe().changed([*settings, *changes]), notes
+
+
+def _network(backbone: str, pretrained: bool) -> list[str]:
+    """Return loss, rates, schedule and image size."""
+    transformer = "vit" in backbone
+    if pretrained:
+        return [
+            "loss.name=first-page",
+            f"model.pooling={'cls' if transformer else 'avg+max'}",
+            f"model.freeze_batch_norm={'false' if transformer else 'true'}",
+            f"optimizer.lr={1e-5 if transformer else 1e-4}",
+            "optimizer.head=1.0",
+            f"optimizer.loss={1000.0 if transformer else 100.0}",  # proxies learn at 0.01
+            "schedule.head_epochs=3",
+            "schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]",
+            "schedule.factor=0.5",
+        ]
+    size = ["model.dim=128", "model.stored=72", "model.crop=64"] if backbone == "small" else []
+    return [
+        "loss.name=topk",
+        *size,
+        "optimizer.lr=3e-3" if backbone == "small" else "optimizer.lr=1e-3",
+        "optimizer.head=1.0",
+        "optimizer.weight_decay=1e-2",
+        "schedule.kind=cosine",
+        "schedule.warmup=1.0",
+    ]
+
+
+def _amount(catalog: Catalog, given: Recipe, device: str) -> list[str]:
+    """Return images per class, epochs, and whether compiling pays."""
+    try:
+        split = split_catalog(catalog, np.ones(len(catalog), bool), given.train)
+    except UserError:  # `fit` will say so
+        return []
+    images, classes = len(split.train), len(np.unique(catalog.labels[split.train]))
+    least, most = EPOCHS[device]
+    epochs = min(max(round(SEEN[device] / images), least), most)
+    per_class = min(max(4, math.ceil(IMAGES / classes)), 16)
+    return [
+        f"batch.images_per_class={per_class}",
+        f"schedule.epochs={epochs}",
+        f"train.compile={'true' if device == 'cuda' and epochs * images >= COMPILED else 'false'}",
+        f"train.evaluate_every={max(1, epochs // 10)}",
+    ]
