@@ -403,6 +403,52 @@ def test_copies_are_not_positives():
     torch.testing.assert_close(seen[1], alone[0])
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_topk_by_log_distance_is_the_same_equation_on_another_score(k):
+    x, y = (
+        torch.randn(15, 4, dtype=torch.float64),
+        torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 4]),
+    )
+    vectors = torch.nn.functional.normalize(x).numpy()
+    scores = -np.log(np.linalg.norm(vectors[:, None] - vectors[None], axis=2) + np.eye(15))
+    expected = []
+    for query in range(15):
+        others = [other for other in range(15) if other != query]
+        positives = sorted((scores[query, other] for other in others if y[other] == y[query]), reverse=True)
+        negatives = sorted(
+            (scores[query, other] + 0.3 for other in others if y[other] != y[query]), reverse=True
+        )
+        m = min(k, len(positives))
+        page = sorted([*positives, *negatives], reverse=True)[:k]
+        expected.append(sum(page) - sum(positives[:m]) - sum(negatives[: k - m]) if positives else 0.0)
+    loss = losses.TopKPrecision(k, 0.3, reduction="none", score="log")
+    np.testing.assert_allclose(loss(x, y), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_topk_by_log_distance_does_not_contract_the_embeddings_and_by_cosine_it_does(k):
+    generator = torch.Generator().manual_seed(0)
+    apart = torch.nn.functional.normalize(torch.randn(32, 8, generator=generator, dtype=torch.float64))
+    common = torch.full((32, 1), 0.8, dtype=torch.float64)  # all have the same share of the common mean
+    labels, toward = torch.arange(32) // 4, {}
+    for score in ("cosine", "log"):
+        x = torch.cat([common, 0.6 * apart], dim=1).requires_grad_()
+        losses.TopKPrecision(k, 0.1, score=score)(x, labels).backward()
+        toward[score] = -x.grad[:, 0].sum().item()
+    assert toward["cosine"] > 0.05
+    assert abs(toward["log"]) < 1e-12
+
+
+def test_topk_by_log_distance_is_finite_for_copies():
+    x = torch.ones(6, 3).requires_grad_()
+    loss = losses.TopKPrecision(2, 0.3, score="log")(x, torch.tensor([0, 0, 1, 1, 2, 2]))
+    loss.backward()
+    assert loss.isfinite()
+    assert x.grad.isfinite().all()
+    with pytest.raises(ValueError, match=r"score='dot'\): must be cosine or log"):
+        losses.TopKPrecision(score="dot")
+
+
 def test_topk_decorrelation_adds_the_covariance_term():
     embeddings, labels = batch(16)
     vectors = torch.nn.functional.normalize(embeddings.detach(), dim=1)

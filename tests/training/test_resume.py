@@ -19,6 +19,7 @@ from firstpage.recipes import Recipe
 from firstpage.runs.checkpoint import Checkpoints, read_state, write_state
 from firstpage.runs.folder import RunFolder
 from firstpage.training import fit, monitor
+from firstpage.training.defaults import complete_recipe
 from firstpage.training.health import CollapseDetector
 from firstpage.training.job import TrainJob
 from firstpage.training.stopping import Stopped, StopSignals
@@ -226,7 +227,7 @@ def unbroken_fair(tmp_path_factory):
 @pytest.mark.usefixtures("_signalled_in_evaluation", "unbroken")
 @pytest.mark.parametrize(
     ("_signalled_in_evaluation", "step"),
-    [(1, 0), (2, 0), (3, 4), (4, 8), (5, 8)],
+    [(1, 0), (2, 0), (3, 4), (4, 6), (5, 6)],
     indirect=["_signalled_in_evaluation"],
     ids=["untrained", "untrained-test", "between-epochs", "last-epoch", "test"],
 )
@@ -364,7 +365,8 @@ def test_the_evaluations_of_a_run_fall_where_they_should(unbroken):
 
 def test_two_processes_do_not_share_a_folder(unbroken, tmp_path, monkeypatch):
     monkeypatch.setattr("firstpage.runs.folder.LOCK_TIMEOUT", 0.2)
-    chosen, catalog = recipe(*RECIPES["patience"]), Noise().catalog()
+    catalog = Noise().catalog()
+    chosen = complete_recipe(recipe(*RECIPES["patience"]), catalog)
     with RunFolder(tmp_path) as other:
         other.lock(chosen, catalog)
         with pytest.raises(

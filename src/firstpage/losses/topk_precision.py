@@ -98,9 +98,9 @@ class TopKPrecision(Loss):
         if score not in ("cosine", "log"):
             raise UserError(f"TopKPrecision(score={score!r}): must be cosine or log")
         self.k = k
-        self.score = score
         self.margin = margin
         self.decorrelation = decorrelation
+        self.score = score
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: ℓ_k of each query."""

@@ -66,7 +66,7 @@ def model_facts(model: ModelSettings) -> dict[str, str]:
     """Describe a model by short facts.
 
     >>> model_facts(ModelSettings(backbone="small", dim=64, stored=36, crop=32))["Input"]
-    '32 of 36 pixels, squash'
+    '32 of 36 pixels, shorter'
     """
     dim = "" if model.head == "none" else f", {model.dim} dimensions"
     return {

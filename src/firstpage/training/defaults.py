@@ -65,7 +65,7 @@ def default_recipe(
     >>> catalog = Catalog("x", Path(), paths, np.arange(2000) // 5, [str(name) for name in range(400)], {})
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"))
     >>> recipe.model.backbone, recipe.loss["name"], recipe.schedule.epochs, recipe.batch.images_per_class
-    ('small', 'topk', 31, 4)
+    ('small', 'topk', 39, 4)
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), ["model.weights=resnet50.safetensors"])
     >>> recipe.model.backbone, recipe.loss["name"]
     ('resnet50', 'first-page')

@@ -1,0 +1,96 @@
+"""What `firstpage train --data FOLDER` chooses for data of every size."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from firstpage.data import Catalog
+from firstpage.data.training_plan import plan_training
+from firstpage.recipes import Recipe
+from firstpage.training import defaults
+from firstpage.training.defaults import complete_recipe, default_recipe
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def photographs(*counts):
+    """A dataset with these numbers of images in its classes."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    paths = [f"{number}.jpg" for number in range(len(labels))]
+    return Catalog("photos", Path(), paths, labels, [str(name) for name in range(len(counts))], {})
+
+
+@pytest.fixture
+def _online(monkeypatch):
+    monkeypatch.setattr(defaults, "fetch", lambda name: Path(name))
+
+
+@pytest.fixture
+def _offline(monkeypatch):
+    def fail(name):
+        raise FileNotFoundError("weights='imagenet': no route to host")
+
+    monkeypatch.setattr(defaults, "fetch", fail)
+
+
+@pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize(
+    "counts", [[2] * 300, [170] * 4, [5] * 100, [6] * 929, [3, 4, 5, 90, 200, 7, 8], [2] * 6, [500] * 60]
+)
+def test_what_is_chosen_can_be_trained(device, counts):
+    catalog = photographs(*counts)
+    recipe, notes = default_recipe(catalog, device)
+    complete = complete_recipe(recipe, catalog)
+    split, labels = plan_training(complete, catalog)
+    assert notes == []
+    assert len(split.train) == len(labels)
+    seen = complete.schedule.epochs * len(split.train)
+    assert complete.batch.size <= 128
+    assert seen >= min(20 * len(split.train), defaults.SEEN[device.type] / 2)
+
+
+@pytest.mark.usefixtures("_online")
+def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_small_network():
+    catalog = photographs(*[6] * 100)
+    gpu, _ = default_recipe(catalog, GPU)
+    assert (gpu.model.backbone, gpu.model.weights, gpu.loss["name"]) == ("resnet50", "imagenet", "first-page")
+    assert gpu.schedule.head_epochs == 3
+    cpu, _ = default_recipe(catalog, CPU)
+    assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
+    assert complete_recipe(cpu, catalog).loss == defaults.TOPK[False]
+    bare = Recipe.of({"loss": {"name": "topk"}, "model": {"weights": "file"}})
+    assert complete_recipe(bare, catalog).loss == defaults.TOPK[True]
+
+
+@pytest.mark.usefixtures("_offline")
+def test_without_a_network_it_trains_from_random_weights_and_says_so():
+    recipe, (note,) = default_recipe(photographs(*[6] * 100), GPU)
+    assert (recipe.model.weights, recipe.loss["name"]) == (None, "topk")
+    assert note.startswith("training from random weights, as there are none of ImageNet: weights='imagenet'")
+    assert default_recipe(photographs(*[6] * 100), GPU, ["model.weights=own.safetensors"])[1] == []
+
+
+def test_what_the_user_sets_is_left_alone():
+    catalog = photographs(*[6] * 100)
+    changes = [
+        *("model.backbone=vit_small_14", "model.weights=own.safetensors", "loss.name=topk", "loss.k=3"),
+        *("schedule.epochs=7", "optimizer.lr=0.5", "batch.images_per_class=2", "model.pooling=avg"),
+    ]
+    recipe, _ = default_recipe(catalog, CPU, changes)
+    assert recipe.changed(changes) == recipe
+    assert (recipe.loss, recipe.schedule.epochs) == ({"name": "topk", "k": 3}, 7)
+    assert complete_recipe(recipe, catalog).loss == recipe.loss
+    assert default_recipe(catalog, CPU, changes[:2])[0].optimizer.lr == 1e-5
+
+
+@pytest.mark.usefixtures("_online")
+def test_large_data_is_seen_a_few_times_and_compiled():
+    labels = np.arange(500_000) % 20_000
+    catalog = Catalog("many", Path(), ["x.jpg"] * 500_000, labels, [str(name) for name in range(20_000)], {})
+    recipe, _ = default_recipe(catalog, GPU)
+    assert recipe.schedule.epochs == 8
+    assert recipe.train.compile
+    assert recipe.batch.images_per_class == 4
