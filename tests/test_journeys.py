@@ -66,6 +66,25 @@ def journey(run, data, *options, test=""):
     return check, train, evaluate, page
 
 
+def test_a_folder_of_photographs_without_an_option(run, monkeypatch):
+    """Settings are chosen, a run folder too; the report has the untrained network beside the trained one."""
+    monkeypatch.setattr("firstpage.training.defaults.EPOCHS", {"cpu": (1, 1), "cuda": (1, 1)})
+    photos("photos", [f"{kind}/{number}.jpg" for kind in "abcdefgh" for number in range(4)])
+    assert 'backbone = "small"' in run("recipe", "--data", "photos")
+    shown = run("train", "photos")
+    assert "untrained" in shown
+    assert "model in runs/photos/best" in shown
+    recipe = Record.read(Path("runs/photos")).recipe
+    assert (recipe.model.backbone, recipe.loss["score"], recipe.batch.images_per_class) == (
+        "small",
+        "log",
+        16,
+    )
+    assert "wrote runs/photos/report.html" in run("report", "runs/photos")
+    assert "untrained" in Path("runs/photos/report.html").read_text(encoding="utf-8")
+    assert "photoz" in run("train", "photoz", code=2)  # neither a recipe nor data
+
+
 def test_groceries_in_nested_folders(run):
     kinds = [f"Fruit/Apple/{name}" for name in ("Gala", "Pink-Lady", "Fuji")]
     kinds += [f"Fruit/{name}" for name in ("Kiwi", "Lemon", "Lime")] + [f"Dairy/Milk/{n}" for n in "ABC"]

@@ -168,9 +168,13 @@ def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, 
 
 @app.command("train")
 def _train(
-    recipe: Annotated[str | None, typer.Argument(help="TOML file, or the name of a recipe.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="TOML file, name of a recipe, or just the data.")
+    ] = None,
     data: _Data = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. Defaults to runs/<recipe>.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder. Defaults to runs/NAME of recipe or data.")
+    ] = None,
     classes: _Classes = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
@@ -188,10 +192,12 @@ def _train(
     from firstpage.training.defaults import default_recipe
     from firstpage.training.folds import summary
 
-    folder = out or Path("runs", Path(recipe).stem if recipe else "default")
+    if data is None and recipe and recipe not in recipes.names() and _is_data(Path(recipe)):
+        recipe, data = None, recipe
+    chosen = recipes.find(recipe).changed(changes or [])  # before the data is read: it may be wrong
     if data is None and recipe != "glyphs":
         raise UserError(_NO_DATA)
-    chosen = recipes.find(recipe).changed(changes or [])  # before the data is read: it may be wrong
+    folder = out or Path("runs", Path(recipe).stem if recipe else Path(str(data)).resolve().stem)
     catalog = read_data(None, data or "glyphs", classes)
     if recipe is None:
         chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
@@ -203,6 +209,11 @@ def _train(
         text = fit(chosen, catalog, folder, device=device, cache=cache).text()
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
         print_text(text)
+
+
+def _is_data(path: Path) -> bool:
+    """Return whether an argument that may be a recipe is a dataset."""
+    return path.is_dir() or (path.is_file() and path.suffix in (".csv", ".parquet"))
 
 
 @app.command("baseline")
