@@ -210,9 +210,6 @@ class PixelStore(Store):
         """Give back the memory on the device."""
         self._resident = None
 
-    def prepare(self, rows: Rows) -> None:
-        """Do nothing: pixels are at hand. Other sources decode a batch ahead."""
-
     def batch(self, rows: Rows, device: Device | None = None) -> PixelBatch:
         """Return the pixels of some rows.
 

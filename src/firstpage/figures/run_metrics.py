@@ -67,7 +67,8 @@ def plot_training_curves(
 
     >>> from pathlib import Path
     >>> log = [{"step": 0, "P@1": 12.5}, {"step": 10, "P@1": 40.0}]
-    >>> figure = plot_training_curves([Record(Path("topk"), Recipe(), {}, log)], by="triplets")
+    >>> recipe = Recipe.of({"loss": {"name": "topk", "k": 1}})
+    >>> figure = plot_training_curves([Record(Path("topk"), recipe, {}, log)], by="triplets")
     >>> figure.axes[0].lines[0].get_xdata().tolist()  # 128 queries, k = 1
     [0, 1280]
     """
