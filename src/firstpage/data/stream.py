@@ -20,7 +20,7 @@ from firstpage.data.decode import Unreadable
 from firstpage.data.framing import FileRecord, Framing, Size, decode_rows
 from firstpage.data.pixel_batch import PixelBatch, pinned_buffer, send, to_device
 from firstpage.data.store import Device, Rows, as_row_indices
-from firstpage.data.workers import Workers
+from firstpage.data.workers import Workers, usable_cores
 
 
 class _Pending(NamedTuple):
@@ -51,6 +51,9 @@ class Decoding(AbstractContextManager["Decoding"], ABC):
 
     @cached_property
     def _workers(self) -> Workers:
+        if self._count is None:  # torchrun starts several processes on a machine, which share its cores
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            return Workers(max(1, usable_cores() // ranks))
         return Workers(self._count)
 
     @abstractmethod

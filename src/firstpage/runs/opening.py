@@ -56,7 +56,8 @@ class OpenRun:
     @cached_property
     def pixels(self) -> PixelStore | JpegStore:
         """Decoded images of the dataset, as the model takes them."""
-        return open_store(self.catalog, self.cache, self.model.framing, progress=self.progress)
+        kind = "jpeg" if self.settings.store == "none" else self.settings.store  # as in training, and stored
+        return open_store(self.catalog, self.cache, self.model.framing, kind=kind, progress=self.progress)
 
     @cached_property
     def test(self) -> QueryGallery:
