@@ -191,6 +191,8 @@ OTHERS = {
     ("data/glyphs.py", "save"): "into a folder that is renamed when it is complete",
     ("data/glyphs.py", "write_text"): "into a folder that is renamed when it is complete",
     ("data/store.py", "memmap"): "reads",
+    ("search/index.py", "memmap"): "vectors, to read: changes to the copy in memory are not written",
+    ("search/index.py", "save"): "thumbnails, into memory",
     ("data/store_builder.py", "open"): "pixels and a journal in a folder that is renamed when it is complete",
     ("data/store_builder.py", "write_bytes"): "a journal whose lines check themselves",
     ("data/stream.py", "touch"): "the time of a folder of pixels",

@@ -27,6 +27,7 @@ LAYERS = [
     {"models"},
     {"evaluation"},
     {"runs"},
+    {"search"},
     {"training"},
     {"figures"},
     {"report"},

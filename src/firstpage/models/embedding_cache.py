@@ -102,13 +102,24 @@ def _digest(model: Embedder, store: PixelStore | JpegStore, half: bool) -> str:
     about = {
         "version": [VERSION, firstpage.__version__, torch.__version__],
         "store": store.path.name,
-        "settings": asdict(model.settings) | {"weights": None},
+        "model": model_fingerprint(model),
         "half": half,
         "device": [model.device.type, platform.machine()],
     }
     if model.settings.backbone.startswith("timm:"):
         with suppress(PackageNotFoundError):
             about["timm"] = version("timm")
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def model_fingerprint(model: Embedder) -> str:
+    """Return a digest of the settings and weights of an embedder, which decide its vectors.
+
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> model_fingerprint(model) == model_fingerprint(model)
+    True
+    """
+    about = asdict(model.settings) | {"weights": None}
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for name, tensor in model.state_dict().items():
         digest.update(f"\0{name} {tensor.dtype} {list(tensor.shape)}\0".encode())

@@ -1,0 +1,462 @@
+"""An index of images: build it, change it at any time, and search it."""
+
+import io
+import json
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from filelock import Timeout
+from PIL import Image
+from torch import Tensor
+
+from firstpage._text import format_size
+from firstpage.data.catalog import Catalog
+from firstpage.data.decode import printable
+from firstpage.data.framing import file_state
+from firstpage.data.jpeg_store import open_store
+from firstpage.data.locking import exclusive
+from firstpage.errors import UserError
+from firstpage.models.embedder import Embedder
+from firstpage.models.embedding_cache import model_fingerprint
+from firstpage.pairs import unit
+from firstpage.search.filters import matching_rows
+from firstpage.search.index_folder import (
+    MANIFEST,
+    MODEL,
+    PRECISIONS,
+    ROWS,
+    SEGMENTS,
+    THUMBNAILS,
+    VECTORS,
+    VERSION,
+    Manifest,
+    Segment,
+    file_digest,
+    find_damage,
+    read_manifest,
+    read_removed,
+    sweep,
+    write_manifest,
+    write_segment,
+)
+
+BLOCK = 2**16  # vectors compared at a time
+THUMBNAIL = 160  # pixels of the longer side
+
+
+@dataclass(frozen=True)
+class Match:
+    """A result of a search.
+
+    Attributes:
+        id: Of the image in the index.
+        score: Its cosine with the query, 1 for the same image.
+        path: Its file.
+        label: Its class.
+        columns: Further columns of the table that it came from.
+
+    >>> Match(7, 0.93, "mugs/1.jpg", "mug").label
+    'mug'
+    """
+
+    id: int
+    score: float
+    path: str
+    label: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+class Index:
+    """An index of embedded images.
+
+    Searching never waits: it sees the index as it was when it was opened. `add`, `remove` and `update` change
+    the index on the disk, one process at a time, each in one step: a process that is killed leaves the index
+    as it was before or as it is afterwards. Open it again to see the changes of others.
+
+    Args:
+        folder: The folder of an index. `Index.build` makes one.
+
+    Attributes:
+        manifest: What the index consists of.
+        ids: [N] Ids of its images.
+
+    >>> import tempfile
+    >>> model = Embedder.create(backbone="small", dim=4, stored=48)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (60, 50), "red").save(Path(folder, "red.png"))
+    ...     Image.new("RGB", (50, 60), "blue").save(Path(folder, "blue.png"))
+    ...     paths, labels = ["red.png", "blue.png"], np.array([0, 1])
+    ...     catalog = Catalog("toy", Path(folder), paths, labels, ["warm", "cold"], {})
+    ...     index = Index.build(Path(folder, "index"), model, catalog, cache=folder, progress=False)
+    ...     [[best]] = index.search([Path(folder, "blue.png")], k=1)
+    >>> len(index), best.label, round(best.score, 3)
+    (2, 'cold', 1.0)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        self._rows: list[dict[str, Any]] = []
+        self._vectors: list[np.ndarray] = []
+        for segment in self.manifest.segments:
+            kept = np.ones(segment.rows, bool)
+            kept[read_removed(self.folder, segment)] = False
+            rows, vectors = self._read(segment)
+            self._rows += [row for row, keep in zip(rows, kept, strict=True) if keep]
+            self._vectors.append(vectors if kept.all() else vectors[kept])
+        self.ids = np.array([row["id"] for row in self._rows], np.int64)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Self:
+        """Open an index.
+
+        Raises:
+            FileNotFoundError: There is none.
+            UserError: It is damaged.
+        """
+        return cls(folder)
+
+    @classmethod
+    def build(
+        cls,
+        folder: str | os.PathLike[str],
+        model: Embedder,
+        catalog: Catalog,
+        *,
+        precision: str = "float32",
+        cache: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> Self:
+        """Make an index of all readable images of a catalog.
+
+        Args:
+            folder: A folder that does not exist, or is empty.
+            model: Embeds the images; it is saved with the index.
+            catalog: The images.
+            precision: Of the stored vectors: `float32`, or `float16` for half the size.
+            cache: Folder for decoded pixels. Defaults to the user's cache.
+            progress: Show progress bars.
+
+        Raises:
+            UserError: The folder is in use, or there is no such precision.
+        """
+        place = Path(folder)
+        if precision not in PRECISIONS:
+            raise UserError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
+        if (place / MANIFEST).exists():
+            raise UserError(f"{place}: is an index already; add to it, or choose another folder")
+        if place.exists() and any(path.name not in (MODEL, SEGMENTS) for path in place.iterdir()):
+            raise UserError(f"{place}: is not empty; choose another folder")
+        place.mkdir(parents=True, exist_ok=True)
+        with _changing(place):
+            model.save(place / MODEL)
+            files = {name: file_digest(place / MODEL / name) for name in ("config.json", "model.safetensors")}
+            empty = Manifest(VERSION, model_fingerprint(model), model.dim, precision, model_files=files)
+            segment, next_id = _embed(place, empty, model, catalog, range(len(catalog)), cache, progress)
+            write_manifest(place, replace(empty, generation=1, next_id=next_id, segments=segment))
+        return cls(place)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @cached_property
+    def model(self) -> Embedder:
+        """The embedder of the index."""
+        model = Embedder.load(self.folder / MODEL)
+        if model_fingerprint(model) != self.manifest.model:
+            raise UserError(f"{self.folder / MODEL}: is not the model of this index: restore it from a copy")
+        return model
+
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The values that a filter can use, as strings: `label`, `path`, and the columns of the tables."""
+        names = dict.fromkeys(name for row in self._rows for name in row["columns"])
+        values = {"label": [row["label"] for row in self._rows], "path": [row["path"] for row in self._rows]}
+        values |= {name: [row["columns"].get(name, "") for row in self._rows] for name in names}
+        return {name: np.array(column, dtype=np.str_) for name, column in values.items()}
+
+    def search(
+        self,
+        queries: Sequence[str | os.PathLike[str] | Image.Image | np.ndarray] | Tensor | None = None,
+        k: int = 10,
+        *,
+        ids: Sequence[int] = (),
+        where: str | None = None,
+        average: bool = False,
+    ) -> list[list[Match]]:
+        """Return the most similar images of each query, the best first.
+
+        Args:
+            queries: Files, Pillow images or arrays, or vectors [Q, dim].
+            k: Number of results.
+            ids: Images of the index as queries, after the others. They are not among their own results.
+            where: A filter on labels and columns, such as `label == 'mug' and price < 20`.
+            average: Search once, by the mean of all queries.
+
+        Raises:
+            UserError: An image cannot be decoded, an id is not in the index, or the filter is not valid.
+        """
+        if k < 1:
+            raise UserError(f"k={k}: must be at least 1")
+        places = self._places(ids)
+        parts = [torch.from_numpy(np.array([self._vector(place) for place in places])).float()] if ids else []
+        if isinstance(queries, Tensor):
+            parts.insert(0, unit(queries.float()))
+        elif queries:
+            parts.insert(0, self.model.embed(list(queries), progress=False))
+        if not parts:
+            return []
+        vectors = torch.cat(parts)
+        own = torch.tensor([-1] * (len(vectors) - len(places)) + places)
+        if vectors.shape[1] != self.manifest.dim:
+            raise UserError(f"queries: {vectors.shape[1]} dimensions; the index has {self.manifest.dim}")
+        if average:
+            vectors, own = unit(vectors.mean(dim=0, keepdim=True)), torch.tensor([-1])
+        allowed = None if where is None else torch.from_numpy(matching_rows(where, self.columns))
+        scores, found = self._nearest(vectors, k, own, allowed)
+        return [
+            [self._match(int(row), float(score)) for score, row in zip(*line, strict=True) if score > -2]
+            for line in zip(scores, found, strict=True)
+        ]
+
+    def add(
+        self, catalog: Catalog, *, cache: str | os.PathLike[str] | None = None, progress: bool = True
+    ) -> Self:
+        """Add the images of a catalog whose files are not in the index, and return the index with them."""
+        known = {row["path"] for row in self._rows}
+        return self._change(catalog, lambda row: _file(catalog, row) not in known, [], cache, progress)
+
+    def update(
+        self, catalog: Catalog, *, cache: str | os.PathLike[str] | None = None, progress: bool = True
+    ) -> Self:
+        """Make the index that of a catalog: changed files are embedded again, new ones added, others removed.
+
+        A file has changed if its size or modification time has.
+        """
+        known = {row["path"]: (row["bytes"], row["mtime"]) for row in self._rows}
+        current = {_file(catalog, row): row for row in range(len(catalog))}
+        changed = {path for path in current if known.get(path) != file_state(path)}
+        gone = [row["id"] for row in self._rows if row["path"] not in current or row["path"] in changed]
+        return self._change(catalog, lambda row: _file(catalog, row) in changed, gone, cache, progress)
+
+    def remove(self, ids: Iterable[int] = (), paths: Iterable[str | os.PathLike[str]] = ()) -> Self:
+        """Remove images by id or by file, and return the index without them.
+
+        Raises:
+            UserError: One of them is not in the index; nothing is removed then.
+        """
+        id_of = {row["path"]: row["id"] for row in self._rows}
+        wanted = list(ids)
+        self._places(wanted)
+        for path in paths:
+            name = os.path.abspath(path)
+            if name not in id_of:
+                raise UserError(f"{os.fspath(path)}: is not in the index")
+            wanted.append(id_of[name])
+        return self._change(None, lambda row: False, wanted, None, False)
+
+    def verify(self) -> list[str]:
+        """Return a line for each file of the index that is missing or damaged; none if all is well."""
+        return find_damage(self.folder, self.manifest)
+
+    def info(self) -> str:
+        """Return a few lines about the index."""
+        size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        labels = len({row["label"] for row in self._rows})
+        about = self.manifest
+        return (
+            f"{self.folder}: {len(self):,} images of {labels:,} classes, {format_size(size)}\n"
+            f"vectors: {about.dim} dimensions, {about.precision}, in {len(about.segments)} segments; "
+            f"changed {about.generation:,} times\nfilters: {', '.join(self.columns)}"
+        )
+
+    def thumbnail(self, id: int) -> bytes:
+        """Return a small JPEG of an image.
+
+        Raises:
+            UserError: There is no such id.
+        """
+        row = self._rows[self._places([id])[0]]
+        with open(self.folder / SEGMENTS / row["segment"] / THUMBNAILS, "rb") as file:
+            file.seek(row["thumbnail"][0])
+            return file.read(row["thumbnail"][1])
+
+    def _read(self, segment: Segment) -> tuple[list[dict[str, Any]], np.ndarray]:
+        place = self.folder / SEGMENTS / segment.name
+        shape = (segment.rows, self.manifest.dim)
+        try:
+            lines = (place / ROWS).read_bytes().splitlines()
+            rows = [json.loads(line) | {"segment": segment.name} for line in lines]
+            dtype = PRECISIONS[self.manifest.precision]
+            vectors = np.memmap(place / VECTORS, dtype, "c", shape=shape) if segment.rows else np.zeros(shape)
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{place}: damaged or incomplete: firstpage index verify finds out; restore it from a copy"
+            ) from error
+        if len(rows) != segment.rows:
+            raise UserError(
+                f"{place / ROWS}: has {len(rows)} lines, not {segment.rows}: restore it from a copy"
+            )
+        return rows, vectors
+
+    def _places(self, ids: Iterable[int]) -> list[int]:
+        place_of = {int(id): place for place, id in enumerate(self.ids)}
+        missing = [id for id in ids if id not in place_of]
+        if missing:
+            raise UserError(f"id {missing[0]}: is not in the index")
+        return [place_of[id] for id in ids]
+
+    def _vector(self, place: int) -> np.ndarray:
+        for vectors in self._vectors:
+            if place < len(vectors):
+                return np.asarray(vectors[place], np.float32)
+            place -= len(vectors)
+        raise IndexError(place)
+
+    def _nearest(self, queries: Tensor, k: int, own: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the k largest cosines of each query and their rows, by comparing with every vector."""
+        scores, rows = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+        first = 0
+        for vectors in self._vectors:
+            for start in range(0, len(vectors), BLOCK):
+                block = torch.from_numpy(np.asarray(vectors[start : start + BLOCK], np.float32))
+                cosine = queries @ block.T
+                place = torch.arange(first + start, first + start + len(block))
+                if allowed is not None:
+                    cosine.masked_fill_(~allowed[place], -torch.inf)
+                cosine.masked_fill_(place == own[:, None], -torch.inf)
+                scores, rows = torch.cat([scores, cosine], 1), torch.cat([rows, place.expand_as(cosine)], 1)
+                scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
+                rows = rows.gather(1, best)
+            first += len(vectors)
+        return scores, rows
+
+    def _match(self, place: int, score: float) -> Match:
+        row = self._rows[place]
+        return Match(row["id"], score, row["path"], row["label"], row["columns"])
+
+    def _change(
+        self,
+        catalog: Catalog | None,
+        wanted: Any,  # noqa: ANN401 - which rows of the catalog to add
+        gone: list[int],
+        cache: str | os.PathLike[str] | None,
+        progress: bool,
+    ) -> Self:
+        """Remove some images and add others, in one step."""
+        with _changing(self.folder):
+            manifest = read_manifest(self.folder)
+            if manifest.generation != self.manifest.generation:
+                raise UserError(f"{self.folder}: another process has changed it: open it again")
+            sweep(self.folder, manifest)
+            segments = self._without(manifest, set(gone))
+            added: tuple[Segment, ...] = ()
+            next_id = manifest.next_id
+            if catalog is not None:
+                rows = [row for row in range(len(catalog)) if wanted(row)]
+                added, next_id = _embed(self.folder, manifest, self.model, catalog, rows, cache, progress)
+            changed = replace(
+                manifest,
+                generation=manifest.generation + 1,
+                next_id=next_id,
+                segments=tuple(segment for segment in (*segments, *added) if segment.rows),
+            )
+            if (changed.segments, changed.next_id) != (manifest.segments, manifest.next_id):
+                write_manifest(self.folder, changed)
+                sweep(self.folder, changed)
+        return type(self)(self.folder)
+
+    def _without(self, manifest: Manifest, gone: set[int]) -> list[Segment]:
+        """Return the segments with some ids removed, whose files have been written."""
+        kept = []
+        for segment in manifest.segments:
+            rows, _ = self._read(segment)
+            before = read_removed(self.folder, segment)
+            now = np.array([number for number, row in enumerate(rows) if row["id"] in gone], np.int64)
+            removed = np.union1d(before, now)
+            if len(removed) == len(before):
+                kept.append(segment)
+            elif len(removed) < segment.rows:
+                name = f"removed-{manifest.generation + 1:06d}.bin"
+                files = {file: digest for file, digest in segment.files.items() if file != segment.removed}
+                files |= write_segment(self.folder, segment.name, {name: removed.astype("<i8").tobytes()})
+                kept.append(replace(segment, files=files, removed=name))
+        return kept
+
+
+def _file(catalog: Catalog, row: int) -> str:
+    return os.path.abspath(catalog.path(row))
+
+
+def _changing(folder: Path) -> Any:  # noqa: ANN401
+    """Hold the lock of an index while it is changed."""
+    stack = ExitStack()
+    try:
+        stack.enter_context(exclusive(folder / "change", wait=False))
+    except Timeout:
+        raise UserError(f"{folder}: another process is changing it: wait for its end") from None
+    return stack
+
+
+def _embed(
+    folder: Path,
+    manifest: Manifest,
+    model: Embedder,
+    catalog: Catalog,
+    rows: Iterable[int],
+    cache: str | os.PathLike[str] | None,
+    progress: bool,
+) -> tuple[tuple[Segment, ...], int]:
+    """Embed rows of a catalog into a new segment, if there are any; also return the next id."""
+    chosen = np.array(list(rows), np.int64)
+    if not chosen.size:
+        return (), manifest.next_id
+    part = Catalog(
+        catalog.name,
+        catalog.root,
+        [catalog.paths[row] for row in chosen],
+        catalog.labels[chosen],
+        catalog.classes,
+        {},
+    )
+    with closing(open_store(part, cache, model.framing, progress=progress)) as store:
+        readable = np.flatnonzero(store.ok)
+        if store.unreadable:
+            row, reason = next(iter(store.unreadable.items()))
+            such = f"such as {printable(part.paths[row])} ({reason})"
+            warnings.warn(f"left out {len(store.unreadable):,} unreadable images, {such}", stacklevel=2)
+        vectors = model.embed(store, rows=readable, progress=progress)
+        lines, pictures = [], io.BytesIO()
+        for number, place in enumerate(readable.tolist()):
+            row, begin = int(chosen[place]), pictures.tell()
+            image = Image.fromarray(store.batch([place], "cpu").image(0).contiguous().numpy())
+            image.thumbnail((THUMBNAIL, THUMBNAIL))
+            image.save(pictures, "JPEG", quality=80)
+            bytes, mtime = file_state(_file(catalog, row))
+            lines.append(
+                {
+                    "id": manifest.next_id + number,
+                    "path": _file(catalog, row),
+                    "label": catalog.classes[catalog.labels[row]],
+                    "columns": {name: values[row] for name, values in catalog.columns.items()},
+                    "bytes": bytes,
+                    "mtime": mtime,
+                    "thumbnail": [begin, pictures.tell() - begin],
+                }
+            )
+    contents = {
+        VECTORS: vectors.numpy().astype(PRECISIONS[manifest.precision]).tobytes(),
+        ROWS: b"".join(json.dumps(line).encode() + b"\n" for line in lines),
+        THUMBNAILS: pictures.getvalue(),
+    }
+    name = f"{manifest.generation + 1:06d}"
+    files = write_segment(folder, name, contents)
+    return (Segment(name, len(lines), files),), manifest.next_id + len(lines)

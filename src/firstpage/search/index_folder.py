@@ -1,0 +1,203 @@
+"""The folder of an index: segments that never change, and a manifest that says which of them count.
+
+- `index.json`, the manifest;
+- `model/`, the saved embedder that made the vectors;
+- `segments/NAME/`, what was added at one time: `vectors.bin`, one row of numbers for each image,
+  `rows.jsonl`, a line about each image, and `thumbnails.bin`, small JPEGs one after another;
+- `segments/NAME/removed-GENERATION.bin`, the numbers of the rows that were removed from it.
+
+A change writes new files and then replaces the manifest, in one step: whoever reads meanwhile, and whatever
+is killed, there is the old index or the new one. Files that no manifest names are left by killed changes; the
+next change removes them. The manifest has the sha256 of every file, and a checksum of its own.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firstpage import durable
+from firstpage._reading import read_json
+from firstpage.errors import UserError
+from firstpage.recipes.recipe import build_settings
+
+VERSION = 1
+MANIFEST, MODEL, SEGMENTS = "index.json", "model", "segments"
+VECTORS, ROWS, THUMBNAILS = "vectors.bin", "rows.jsonl", "thumbnails.bin"
+PRECISIONS = {"float32": "<f4", "float16": "<f2"}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What was added to an index at one time.
+
+    Args:
+        name: Of its folder.
+        rows: Number of images, the removed ones included.
+        files: The sha256 of each of its files.
+        removed: The file with the numbers of its removed rows; empty if none was removed.
+
+    >>> Segment("000001", 3, {}).removed
+    ''
+    """
+
+    name: str
+    rows: int
+    files: dict[str, str]
+    removed: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of `index.json`.
+
+    Args:
+        version: Of the format.
+        model: Fingerprint of the embedder.
+        dim: Dimensions of the vectors.
+        precision: `float32` or `float16`.
+        generation: Number of changes so far.
+        next_id: Id of the next image.
+        model_files: The sha256 of the embedder's files.
+        segments: In the order in which they were added.
+
+    >>> Manifest(VERSION, "4f2a", 128, "float32").segments
+    ()
+    """
+
+    version: int
+    model: str
+    dim: int
+    precision: str
+    generation: int = 0
+    next_id: int = 0
+    model_files: dict[str, str] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an index.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        UserError: It is damaged, or of another version.
+
+    >>> read_manifest(Path("nowhere"))
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere: no index there; firstpage index build makes one
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise FileNotFoundError(f"{folder}: no index there; firstpage index build makes one")
+    table = read_json(path)
+    if not isinstance(table, dict) or type(table.get("version")) is not int:
+        raise UserError(f"{path}: states no version: restore it from a copy")
+    if table["version"] != VERSION:
+        raise UserError(f"{path}: index of version {table['version']}, expected {VERSION}: build it again")
+    checksum = table.pop("checksum", None)
+    if checksum != _checksum(table):
+        raise UserError(f"{path}: damaged (it does not have its checksum): restore it from a copy")
+    segments = table.pop("segments", None)
+    if not isinstance(segments, list) or not all(isinstance(part, dict) for part in segments):
+        raise UserError(f"{path}: segments must be a list of tables: restore it from a copy")
+    manifest: Manifest = build_settings(Manifest, table, "")
+    parts = (build_settings(Segment, part, f"segments[{number}].") for number, part in enumerate(segments))
+    return replace(manifest, segments=tuple(parts))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest: from now on, this is the index.
+
+    >>> import tempfile
+    >>> manifest = Manifest(VERSION, "4f2a", 128, "float32", segments=(Segment("000001", 3, {}),))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_manifest(Path(folder), manifest)
+    ...     read_manifest(Path(folder)) == manifest
+    True
+    """
+    table = asdict(manifest)
+    durable.write(folder / MANIFEST, json.dumps(table | {"checksum": _checksum(table)}, indent=1).encode())
+
+
+def write_segment(folder: Path, name: str, contents: dict[str, bytes]) -> dict[str, str]:
+    """Write the files of a new segment, out to the disk, and return their sha256.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     list(write_segment(Path(folder), "000001", {"rows.jsonl": b""}))
+    ['rows.jsonl']
+    """
+    place = folder / SEGMENTS / name
+    place.mkdir(parents=True, exist_ok=True)
+    for file, content in contents.items():
+        durable.write(place / file, content)
+    return {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+
+
+def read_removed(folder: Path, segment: Segment) -> np.ndarray:
+    """Return the numbers of the rows that were removed from a segment.
+
+    >>> read_removed(Path("birds"), Segment("000001", 3, {}))
+    array([], dtype=int64)
+    """
+    if not segment.removed:
+        return np.zeros(0, np.int64)
+    path = folder / SEGMENTS / segment.name / segment.removed
+    rows = np.fromfile(path, "<i8")
+    if rows.size and not 0 <= rows.min() <= rows.max() < segment.rows:
+        raise UserError(f"{path}: damaged: firstpage index verify finds what is; restore it from a copy")
+    return rows
+
+
+def sweep(folder: Path, manifest: Manifest) -> None:
+    """Remove what killed changes have left, and what the last change replaced.
+
+    >>> sweep(Path("nowhere"), Manifest(VERSION, "4f2a", 128, "float32"))
+    """
+    named = {segment.name: segment for segment in manifest.segments}
+    for place in (folder / SEGMENTS).glob("*"):
+        if place.name not in named:
+            shutil.rmtree(place, ignore_errors=True)
+            continue
+        for file in place.glob("removed-*.bin"):
+            if file.name != named[place.name].removed:
+                file.unlink(missing_ok=True)
+
+
+def find_damage(folder: Path, manifest: Manifest) -> list[str]:
+    """Return a line for each file of an index that is missing or not as it was written.
+
+    >>> find_damage(Path("nowhere"), Manifest(VERSION, "4f2a", 128, "float32"))
+    []
+    """
+    files = {folder / MODEL / name: digest for name, digest in manifest.model_files.items()}
+    for segment in manifest.segments:
+        place = folder / SEGMENTS / segment.name
+        files |= {place / name: digest for name, digest in segment.files.items()}
+    wrong = []
+    for path, digest in files.items():
+        if not path.is_file():
+            wrong.append(f"{path.relative_to(folder)}: missing")
+        elif file_digest(path) != digest:
+            wrong.append(f"{path.relative_to(folder)}: damaged")
+    return wrong
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Return the sha256 of a file.
+
+    >>> file_digest("/dev/null")[:8]
+    'e3b0c442'
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksum(table: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(table, sort_keys=True).encode())
