@@ -29,6 +29,7 @@ from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.pairs import unit
 from firstpage.search.filters import matching_rows
 from firstpage.search.index_folder import (
+    IDS,
     MANIFEST,
     MODEL,
     PRECISIONS,
@@ -104,15 +105,9 @@ class Index:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        self._rows: list[dict[str, Any]] = []
-        self._vectors: list[np.ndarray] = []
-        for segment in self.manifest.segments:
-            kept = np.ones(segment.rows, bool)
-            kept[read_removed(self.folder, segment)] = False
-            rows, vectors = self._read(segment)
-            self._rows += [row for row, keep in zip(rows, kept, strict=True) if keep]
-            self._vectors.append(vectors if kept.all() else vectors[kept])
-        self.ids = np.array([row["id"] for row in self._rows], np.int64)
+        self._parts = [_Part(self.folder, self.manifest, segment) for segment in self.manifest.segments]
+        self._firsts = np.cumsum([0, *(len(part.ids) for part in self._parts)])  # place of each part's first
+        self.ids = np.concatenate([np.zeros(0, np.int64), *(part.ids for part in self._parts)])
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Self:
@@ -165,7 +160,11 @@ class Index:
         return cls(place)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.ids)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is known about each image: id, path, label, columns, size and time of the file."""
+        return [row for part in self._parts for row in part.rows()]
 
     @cached_property
     def model(self) -> Embedder:
@@ -178,9 +177,10 @@ class Index:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The values that a filter can use, as strings: `label`, `path`, and the columns of the tables."""
-        names = dict.fromkeys(name for row in self._rows for name in row["columns"])
-        values = {"label": [row["label"] for row in self._rows], "path": [row["path"] for row in self._rows]}
-        values |= {name: [row["columns"].get(name, "") for row in self._rows] for name in names}
+        rows = self.rows()
+        names = dict.fromkeys(name for row in rows for name in row["columns"])
+        values = {"label": [row["label"] for row in rows], "path": [row["path"] for row in rows]}
+        values |= {name: [row["columns"].get(name, "") for row in rows] for name in names}
         return {name: np.array(column, dtype=np.str_) for name, column in values.items()}
 
     def search(
@@ -207,7 +207,7 @@ class Index:
         if k < 1:
             raise UserError(f"k={k}: must be at least 1")
         places = self._places(ids)
-        parts = [torch.from_numpy(np.array([self._vector(place) for place in places])).float()] if ids else []
+        parts = [torch.from_numpy(np.stack([self._vector(place) for place in places]))] if places else []
         if isinstance(queries, Tensor):
             parts.insert(0, unit(queries.float()))
         elif queries:
@@ -231,7 +231,7 @@ class Index:
         self, catalog: Catalog, *, cache: str | os.PathLike[str] | None = None, progress: bool = True
     ) -> Self:
         """Add the images of a catalog whose files are not in the index, and return the index with them."""
-        known = {row["path"] for row in self._rows}
+        known = {row["path"] for row in self.rows()}
         return self._change(catalog, lambda row: _file(catalog, row) not in known, [], cache, progress)
 
     def update(
@@ -241,10 +241,11 @@ class Index:
 
         A file has changed if its size or modification time has.
         """
-        known = {row["path"]: (row["bytes"], row["mtime"]) for row in self._rows}
+        rows = self.rows()
+        known = {row["path"]: (row["bytes"], row["mtime"]) for row in rows}
         current = {_file(catalog, row): row for row in range(len(catalog))}
         changed = {path for path in current if known.get(path) != file_state(path)}
-        gone = [row["id"] for row in self._rows if row["path"] not in current or row["path"] in changed]
+        gone = [row["id"] for row in rows if row["path"] not in current or row["path"] in changed]
         return self._change(catalog, lambda row: _file(catalog, row) in changed, gone, cache, progress)
 
     def remove(self, ids: Iterable[int] = (), paths: Iterable[str | os.PathLike[str]] = ()) -> Self:
@@ -253,9 +254,9 @@ class Index:
         Raises:
             UserError: One of them is not in the index; nothing is removed then.
         """
-        id_of = {row["path"]: row["id"] for row in self._rows}
-        wanted = list(ids)
+        wanted, paths = list(ids), list(paths)
         self._places(wanted)
+        id_of = {row["path"]: row["id"] for row in self.rows()} if paths else {}
         for path in paths:
             name = os.path.abspath(path)
             if name not in id_of:
@@ -270,7 +271,7 @@ class Index:
     def info(self) -> str:
         """Return a few lines about the index."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        labels = len({row["label"] for row in self._rows})
+        labels = len(np.unique(self.columns["label"]))
         about = self.manifest
         return (
             f"{self.folder}: {len(self):,} images of {labels:,} classes, {format_size(size)}\n"
@@ -284,48 +285,30 @@ class Index:
         Raises:
             UserError: There is no such id.
         """
-        row = self._rows[self._places([id])[0]]
-        with open(self.folder / SEGMENTS / row["segment"] / THUMBNAILS, "rb") as file:
-            file.seek(row["thumbnail"][0])
-            return file.read(row["thumbnail"][1])
-
-    def _read(self, segment: Segment) -> tuple[list[dict[str, Any]], np.ndarray]:
-        place = self.folder / SEGMENTS / segment.name
-        shape = (segment.rows, self.manifest.dim)
-        try:
-            lines = (place / ROWS).read_bytes().splitlines()
-            rows = [json.loads(line) | {"segment": segment.name} for line in lines]
-            dtype = PRECISIONS[self.manifest.precision]
-            vectors = np.memmap(place / VECTORS, dtype, "c", shape=shape) if segment.rows else np.zeros(shape)
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"{place}: damaged or incomplete: firstpage index verify finds out; restore it from a copy"
-            ) from error
-        if len(rows) != segment.rows:
-            raise UserError(
-                f"{place / ROWS}: has {len(rows)} lines, not {segment.rows}: restore it from a copy"
-            )
-        return rows, vectors
+        part, number = self._find(self._places([id])[0])
+        begin, length = part.row(number)["thumbnail"]
+        with open(part.place / THUMBNAILS, "rb") as file:
+            file.seek(begin)
+            return file.read(length)
 
     def _places(self, ids: Iterable[int]) -> list[int]:
-        place_of = {int(id): place for place, id in enumerate(self.ids)}
-        missing = [id for id in ids if id not in place_of]
-        if missing:
+        """Return where images are in the index, whose ids ascend."""
+        wanted = np.array(list(ids), np.int64)
+        missing = wanted[~np.isin(wanted, self.ids)]
+        if missing.size:
             raise UserError(f"id {missing[0]}: is not in the index")
-        return [place_of[id] for id in ids]
+        places = np.searchsorted(self.ids, wanted)
+        return [int(place) for place in places]
 
-    def _vector(self, place: int) -> np.ndarray:
-        for vectors in self._vectors:
-            if place < len(vectors):
-                return np.asarray(vectors[place], np.float32)
-            place -= len(vectors)
-        raise IndexError(place)
+    def _find(self, place: int) -> "tuple[_Part, int]":
+        number = int(np.searchsorted(self._firsts, place, "right")) - 1
+        return self._parts[number], place - int(self._firsts[number])
 
     def _nearest(self, queries: Tensor, k: int, own: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the k largest cosines of each query and their rows, by comparing with every vector."""
         scores, rows = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
         first = 0
-        for vectors in self._vectors:
+        for vectors in (part.vectors for part in self._parts):
             for start in range(0, len(vectors), BLOCK):
                 block = torch.from_numpy(np.asarray(vectors[start : start + BLOCK], np.float32))
                 cosine = queries @ block.T
@@ -339,8 +322,13 @@ class Index:
             first += len(vectors)
         return scores, rows
 
+    def _vector(self, place: int) -> np.ndarray:
+        part, number = self._find(place)
+        return np.asarray(part.vectors[number], np.float32)
+
     def _match(self, place: int, score: float) -> Match:
-        row = self._rows[place]
+        part, number = self._find(place)
+        row = part.row(number)
         return Match(row["id"], score, row["path"], row["label"], row["columns"])
 
     def _change(
@@ -378,10 +366,9 @@ class Index:
         """Return the segments with some ids removed, whose files have been written."""
         kept = []
         for segment in manifest.segments:
-            rows, _ = self._read(segment)
+            ids = _Part(self.folder, manifest, replace(segment, removed="")).ids
             before = read_removed(self.folder, segment)
-            now = np.array([number for number, row in enumerate(rows) if row["id"] in gone], np.int64)
-            removed = np.union1d(before, now)
+            removed = np.union1d(before, np.flatnonzero(np.isin(ids, list(gone))))
             if len(removed) == len(before):
                 kept.append(segment)
             elif len(removed) < segment.rows:
@@ -390,6 +377,46 @@ class Index:
                 files |= write_segment(self.folder, segment.name, {name: removed.astype("<i8").tobytes()})
                 kept.append(replace(segment, files=files, removed=name))
         return kept
+
+
+class _Part:
+    """A segment without its removed rows. Lines about images are read when they are asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest, segment: Segment) -> None:
+        self.place = folder / SEGMENTS / segment.name
+        shape, dtype = (segment.rows, manifest.dim), PRECISIONS[manifest.precision]
+        kept = np.ones(segment.rows, bool)
+        kept[read_removed(folder, segment)] = False
+        self._numbers = np.flatnonzero(kept)
+        try:
+            self.ids = np.fromfile(self.place / IDS, "<i8")[kept]
+            vectors = np.memmap(self.place / VECTORS, dtype, "c", shape=shape)
+            self._text = np.memmap(self.place / ROWS, np.uint8, "r")
+        except (OSError, ValueError, IndexError) as error:
+            raise self._damaged() from error
+        self.vectors: np.ndarray = vectors if kept.all() else vectors[kept]
+        self._ends = np.flatnonzero(self._text == ord("\n"))
+        if len(self._ends) != segment.rows:
+            raise self._damaged()
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return what is known about an image."""
+        line = int(self._numbers[number])
+        begin = int(self._ends[line - 1]) + 1 if line else 0
+        try:
+            row: dict[str, Any] = json.loads(self._text[begin : self._ends[line]].tobytes())
+        except ValueError as error:
+            raise self._damaged() from error
+        return row
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is known about each image."""
+        return [self.row(number) for number in range(len(self._numbers))]
+
+    def _damaged(self) -> UserError:
+        return UserError(
+            f"{self.place}: damaged or incomplete: firstpage index verify finds out; restore it from a copy"
+        )
 
 
 def _file(catalog: Catalog, row: int) -> str:
@@ -454,6 +481,7 @@ def _embed(
             )
     contents = {
         VECTORS: vectors.numpy().astype(PRECISIONS[manifest.precision]).tobytes(),
+        IDS: np.array([line["id"] for line in lines], "<i8").tobytes(),
         ROWS: b"".join(json.dumps(line).encode() + b"\n" for line in lines),
         THUMBNAILS: pictures.getvalue(),
     }

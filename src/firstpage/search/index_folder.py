@@ -2,7 +2,7 @@
 
 - `index.json`, the manifest;
 - `model/`, the saved embedder that made the vectors;
-- `segments/NAME/`, what was added at one time: `vectors.bin`, one row of numbers for each image,
+- `segments/NAME/`, what was added at one time: `vectors.bin`, one row of numbers for each image, `ids.bin`,
   `rows.jsonl`, a line about each image, and `thumbnails.bin`, small JPEGs one after another;
 - `segments/NAME/removed-GENERATION.bin`, the numbers of the rows that were removed from it.
 
@@ -29,7 +29,7 @@ from firstpage.recipes.recipe import build_settings
 
 VERSION = 1
 MANIFEST, MODEL, SEGMENTS = "index.json", "model", "segments"
-VECTORS, ROWS, THUMBNAILS = "vectors.bin", "rows.jsonl", "thumbnails.bin"
+VECTORS, IDS, ROWS, THUMBNAILS = "vectors.bin", "ids.bin", "rows.jsonl", "thumbnails.bin"
 PRECISIONS = {"float32": "<f4", "float16": "<f2"}
 
 
