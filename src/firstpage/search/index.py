@@ -294,10 +294,12 @@ class Index:
     def _places(self, ids: Iterable[int]) -> list[int]:
         """Return where images are in the index, whose ids ascend."""
         wanted = np.array(list(ids), np.int64)
-        missing = wanted[~np.isin(wanted, self.ids)]
-        if missing.size:
-            raise UserError(f"id {missing[0]}: is not in the index")
         places = np.searchsorted(self.ids, wanted)
+        found = [
+            bool((self.ids[place : place + 1] == id).any()) for place, id in zip(places, wanted, strict=True)
+        ]
+        if not all(found):
+            raise UserError(f"id {wanted[found.index(False)]}: is not in the index")
         return [int(place) for place in places]
 
     def _find(self, place: int) -> "tuple[_Part, int]":
@@ -311,14 +313,15 @@ class Index:
         for vectors in (part.vectors for part in self._parts):
             for start in range(0, len(vectors), BLOCK):
                 block = torch.from_numpy(np.asarray(vectors[start : start + BLOCK], np.float32))
-                cosine = queries @ block.T
-                place = torch.arange(first + start, first + start + len(block))
+                cosine, begin = queries @ block.T, first + start
                 if allowed is not None:
-                    cosine.masked_fill_(~allowed[place], -torch.inf)
-                cosine.masked_fill_(place == own[:, None], -torch.inf)
-                scores, rows = torch.cat([scores, cosine], 1), torch.cat([rows, place.expand_as(cosine)], 1)
-                scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
-                rows = rows.gather(1, best)
+                    cosine.masked_fill_(~allowed[begin : begin + len(block)], -torch.inf)
+                within = (own >= begin) & (own < begin + len(block))
+                cosine[within, own[within] - begin] = -torch.inf
+                best, place = cosine.topk(min(k, len(block)), dim=1)
+                scores, order = torch.cat([scores, best], 1).sort(dim=1, descending=True, stable=True)
+                rows = torch.cat([rows, place + begin], 1).gather(1, order)[:, :k]
+                scores = scores[:, :k]
             first += len(vectors)
         return scores, rows
 
