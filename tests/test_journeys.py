@@ -70,7 +70,9 @@ def test_a_folder_of_photographs_without_an_option(run, monkeypatch):
     """Settings are chosen, a run folder too; the report has the untrained network beside the trained one."""
     monkeypatch.setattr("firstpage.training.defaults.EPOCHS", {"cpu": (1, 1), "cuda": (1, 1)})
     photos("photos", [f"{kind}/{number}.jpg" for kind in "abcdefgh" for number in range(4)])
-    assert 'backbone = "small"' in run("recipe", "--data", "photos")
+    chosen = run("recipe", "--data", "photos")
+    for line in ('backbone = "small"', 'score = "log"', "margin = 0.5", "size = "):
+        assert f"\n{line}" in chosen
     shown = run("train", "photos")
     assert "untrained" in shown
     assert "model in runs/photos/best" in shown
@@ -83,6 +85,9 @@ def test_a_folder_of_photographs_without_an_option(run, monkeypatch):
     assert "wrote runs/photos/report.html" in run("report", "runs/photos")
     assert "untrained" in Path("runs/photos/report.html").read_text(encoding="utf-8")
     assert "photoz" in run("train", "photoz", code=2)  # neither a recipe nor data
+    # What is wrong is told before what differs from the run that is there.
+    assert "did you mean 'topk'" in run("train", "photos", "--set=loss.name=tokp", code=2)
+    assert "no setting 'nam'" in run("train", "photos", "--set=loss.nam=rll", code=2)
 
 
 def test_groceries_in_nested_folders(run):

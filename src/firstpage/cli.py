@@ -155,9 +155,11 @@ def _recipe(
     if recipe is None and data is not None:
         from firstpage.models.device import resolve_device
         from firstpage.runs.run_data import read_data
-        from firstpage.training.defaults import default_recipe
+        from firstpage.training.defaults import complete_recipe, default_recipe
 
-        chosen, _ = default_recipe(read_data(None, data, classes), resolve_device(None), changes or [])
+        catalog = read_data(None, data, classes)
+        chosen, _ = default_recipe(catalog, resolve_device(None), changes or [])
+        chosen = complete_recipe(chosen, catalog)
     print_text(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
 
 

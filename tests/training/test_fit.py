@@ -21,6 +21,7 @@ from firstpage.training import display, duration, job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
+from firstpage.training.state import TrainState
 from support.striped import write_stripes
 
 fit, fit_folds = partial(training.fit, device="cpu"), partial(training.fit_folds, device="cpu")
@@ -330,15 +331,32 @@ def test_a_val_split_is_what_models_are_selected_by(run, stripes):
         fit_folds(recipe("train.protocol=fair"), catalog)
 
 
+def test_folds_that_the_classes_do_not_give_are_refused_before_the_first(stripes, monkeypatch):
+    monkeypatch.setattr("firstpage.training.folds.fit", lambda *_, **__: pytest.fail("trained"))
+    few = replace(stripes, splits={"train": stripes.splits["train"][:48], "test": stripes.splits["test"]})
+    with pytest.raises(ValueError, match=r"train.fold=3: 6 training classes give 3 folds of two or more"):
+        fit_folds(recipe("train.protocol=fair", "batch.size=8"), few)
+
+
+def test_of_equal_evaluations_the_better_list_is_kept():
+    model = Embedder.create(backbone="small", dim=4, stored=36)
+    state = TrainState({"model": model})
+    kept = [
+        state.add_evaluation(epoch, {"P@1": first, "MAP@R": whole}, model)
+        for epoch, (first, whole) in enumerate([(80.0, 50.0), (80.0, 60.0), (80.0, 60.0), (79.0, 90.0)])
+    ]
+    assert kept == [True, True, False, False]
+
+
 def test_the_table_of_a_fair_run_says_which_classes_its_figures_are_of():
     figures = [{"P@1": 60.0}, {"P@1": 62.0}, {"P@1": 55.0}]
     fair = Result(None, figures[1], figures[2], 3, figures[:2], 12.3, 1000, untrained={"P@1": 51.0})
     assert fair.text().splitlines() == [
-        "                        P@1",
-        "held out, untrained    60.0",
-        "held out, trained      62.0",
-        "test, untrained        51.0",
-        "test, trained          55.0",
+        "                         P@1",
+        "selection, untrained    60.0",
+        "selection, trained      62.0",
+        "test, untrained         51.0",
+        "test, trained           55.0",
         "best at epoch 3; 12 s, 1,000 images/s",
     ]
     paper = Result(None, figures[0], figures[0], 0, figures[:1], 1.25)
@@ -381,7 +399,7 @@ def test_a_folder_of_other_things_is_left_alone_before_anything_is_decoded(strip
 
 def test_a_fair_run_shows_its_test_though_the_figures_are_equal():
     figures = [{"P@1": 100.0}, {"P@1": 100.0}]
-    assert "test, trained         100.0" in Result(None, *figures, 3, figures[:1]).text()
+    assert "test, trained          100.0" in Result(None, *figures, 3, figures[:1]).text()
 
 
 def test_the_only_cpu_may_be_numbered(run, stripes):

@@ -13,6 +13,8 @@ from firstpage.recipes.settings import TrainSettings
 
 Rows = NDArray[np.int64]
 
+FEW = 5  # classes of a test, below which a line warns of chance
+
 
 @dataclass(frozen=True, eq=False)
 class QueryGallery:
@@ -94,7 +96,10 @@ class DataSplit:
             shared = np.isin(tested, catalog.labels[self.train]).sum()
             if shared:
                 parts[-1] += f" ({shared:,} of these classes are in training, too)"
-        return f"{catalog.name}: {', '.join(parts)}"
+        tests = [self.validation, *([] if self.test is None else [self.test])]
+        fewest = min(len(np.unique(catalog.labels[test.queries])) for test in tests)
+        chance = "; with so few classes, figures vary by chance: --folds averages" if fewest < FEW else ""
+        return f"{catalog.name}: {', '.join(parts)}{chance}"
 
 
 def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: TrainSettings) -> DataSplit:

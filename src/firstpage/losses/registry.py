@@ -1,7 +1,7 @@
 """Losses by name, with the settings of the papers' tables."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from torch import nn
@@ -172,18 +172,30 @@ def create(name: str, **overrides: object) -> Loss:
     firstpage.errors.UserError: loss 'epshn': temperature='warm': must be a number
     """
     build, settings = _find(name)
+    overrides = check_settings(name, overrides)
+    missing = [key for key in required_arguments(name) if key not in overrides]
+    if missing:
+        raise UserError(f"loss {name!r} needs {', '.join(missing)}: create({name!r}, {missing[0]}=...)")
+    return cast(Loss, build(**(settings | overrides)))
+
+
+def check_settings(name: str, overrides: Mapping[str, object]) -> dict[str, object]:
+    """Settings of a loss as it takes them, after checking their names and types.
+
+    >>> check_settings("topk", {"margin": 1})
+    {'margin': 1.0}
+    """
+    build, _ = _find(name)
     known, hints = inspect.signature(build).parameters, hints_of(build)
+    checked = {}
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for key, value in overrides.items():
         if key not in known and not open_ended:
             raise UserError(
                 f"loss {name!r}: no setting {key!r}; {suggest(key, known)}it takes {', '.join(known)}"
             )
-        overrides[key] = convert(value, hints.get(key, object), f"loss {name!r}: {key}")
-    missing = [key for key in required_arguments(name) if key not in overrides]
-    if missing:
-        raise UserError(f"loss {name!r} needs {', '.join(missing)}: create({name!r}, {missing[0]}=...)")
-    return cast(Loss, build(**(settings | overrides)))
+        checked[key] = convert(value, hints.get(key, object), f"loss {name!r}: {key}")
+    return checked
 
 
 def required_arguments(name: str) -> list[str]:

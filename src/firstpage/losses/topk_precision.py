@@ -67,7 +67,7 @@ class TopKPrecision(Loss):
     Args:
         k: the length of the first page.
         margin: γ, by how much a negative must stay behind, in units of the score.
-        decorrelation: weight of the undocumented term, added to every query's.
+        decorrelation: weight of ‖Cov(f) − I‖_F over the batch, which the paper does not mention.
         reduction: over queries.
         score: what candidates are ranked by: `cosine`, or `log` for −log of the distance.
 

@@ -43,7 +43,7 @@ def find(name: str | None) -> Recipe:
     'resnet50'
     >>> find("cub-tokp")
     Traceback (most recent call last):
-    FileNotFoundError: recipe 'cub-tokp': no such file or name; did you mean 'cub-topk'? ...
+    FileNotFoundError: 'cub-tokp': no such folder, table or recipe; did you mean 'cub-topk'? ...
     """
     if name is None:
         return Recipe()
@@ -52,7 +52,8 @@ def find(name: str | None) -> Recipe:
     if Path(name).is_file():
         return Recipe.read(name)
     raise FileNotFoundError(
-        f"recipe {name!r}: no such file or name; {suggest(name, names())}the names are {', '.join(names())}"
+        f"{name!r}: no such folder, table or recipe; {suggest(name, names())}the recipes are "
+        f"{', '.join(names())}"
     )
 
 

@@ -9,7 +9,7 @@ from firstpage.report.markup import Html, join, name_tag, tag
 from firstpage.runs.record import Record
 
 WORST, MOST = 10, 2000  # classes shown at first, and expanded; the JSON of `evaluate` has all
-HEADLINES = ("P@1", "P@10", "R@8", "MAP@R")
+HEADLINES = ("P@1", "P@R", "R@8", "MAP@R")  # not P@10: classes of six images end at 50 %
 _MEANINGS = {
     "P@R": "right among the first R, for R right images in total",
     "MAP@R": "precision at each hit among the first R",

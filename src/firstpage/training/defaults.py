@@ -21,6 +21,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import split_catalog
 from firstpage.data.training_plan import fit_batch_size
 from firstpage.errors import UserError
+from firstpage.losses.registry import check_settings
 from firstpage.models.weights import fetch
 from firstpage.recipes.recipe import Recipe
 
@@ -28,6 +29,7 @@ IMAGES = 128  # in a batch
 SEEN = {"cuda": 180_000, "cpu": 50_000}  # training images in all epochs together, if the data is small
 EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
+FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
 TOPK = {
     True: {"name": "topk", "k": 1, "margin": 0.1, "score": "log"},  # pretrained features rank well: refine
     False: {"name": "topk", "k": 5, "margin": 0.5, "score": "log"},
@@ -42,6 +44,9 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     >>> complete_recipe(Recipe.of({"loss": {"name": "topk"}}), catalog).loss
     {'name': 'topk', 'k': 5, 'margin': 0.5, 'score': 'log'}
     """
+    if "given" not in recipe.loss:  # which stands for a loss object
+        settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
+        check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
     if recipe.loss == {"name": "topk"}:
         recipe = replace(recipe, loss=dict(TOPK[recipe.model.weights is not None]))
     return fit_batch_size(recipe, catalog)

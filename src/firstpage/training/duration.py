@@ -10,6 +10,7 @@ from firstpage.training.job import TrainJob
 
 BACKWARD = 2.0  # a backward pass costs about as much as two forward passes
 PROBE = 1.0  # seconds to measure for, at least three passes
+SHORT = 0.1  # seconds of a pass that are too few to count on
 LONG = 600.0  # seconds on a CPU beyond which the line says what would be shorter
 
 
@@ -38,7 +39,8 @@ def estimate_duration(job: TrainJob) -> str:
         f"{steps:,} steps of {images} images at {size} px, {evaluations} evaluations"
     )
     if device.type == "cpu" and training + evaluating > LONG:
-        line += "; for less: fewer schedule.epochs, half the model.crop, model.backbone=small, or a GPU"
+        smaller = "" if recipe.model.backbone == "small" else "model.backbone=small, "
+        line += f"; for less: fewer schedule.epochs, half the model.crop, {smaller}or a GPU"
     return line
 
 
@@ -47,18 +49,26 @@ def _forward_seconds(job: TrainJob) -> float:
     """Return the seconds of a forward pass per image."""
     model, device, shape = job.model, job.model.device, as_pair(job.model.preprocess.size)
     count = min(job.recipe.batch.images, 64 if device.type == "cuda" else 8)
-    images = torch.zeros(count, 3, *shape, device=device).to(memory_format=torch.channels_last)
     training = model.training
     model.eval()
     try:
-        seconds: list[float] = []
-        while len(seconds) < 3 or (sum(seconds) < PROBE and len(seconds) < 20):  # the first ones warm up
-            start = time.perf_counter()
-            with torch.autocast(device.type, torch.bfloat16, enabled=job.step.half):
-                model.raw(images)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - start)
+        while True:
+            images = torch.zeros(count, 3, *shape, device=device).to(memory_format=torch.channels_last)
+            seconds = [_pass_seconds(job, images) for _ in range(3)]  # the first ones warm up
+            if min(seconds) > SHORT or count == job.recipe.batch.images:
+                break
+            count = min(4 * count, job.recipe.batch.images)  # a short pass says little on a busy machine
+        while sum(seconds) < PROBE and len(seconds) < 20:
+            seconds.append(_pass_seconds(job, images))
     finally:
         model.train(training)
     return min(seconds) / count
+
+
+def _pass_seconds(job: TrainJob, images: torch.Tensor) -> float:
+    device, start = job.model.device, time.perf_counter()
+    with torch.autocast(device.type, torch.bfloat16, enabled=job.step.half):
+        job.model.raw(images)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

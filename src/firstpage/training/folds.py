@@ -10,8 +10,10 @@ import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from firstpage.data.catalog import Catalog
+from firstpage.data.training_plan import plan_training
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
+from firstpage.training.defaults import complete_recipe
 from firstpage.training.display import SHOWN
 from firstpage.training.loop import fit
 from firstpage.training.result import Result
@@ -48,14 +50,17 @@ def fit_folds(
         raise UserError(
             "--folds: the data has a val split, so there are no folds to select by: remove the option"
         )
+    chosen = [replace(recipe, train=replace(recipe.train, fold=fold)) for fold in range(recipe.train.folds)]
+    for each in chosen:  # before hours are spent on the first ones
+        plan_training(complete_recipe(each, catalog), catalog)
     return [
         fit(
-            replace(recipe, train=replace(recipe.train, fold=fold)),
+            each,
             catalog,
             None if folder is None else Path(folder, f"fold-{fold}"),
             **options,
         )
-        for fold in range(recipe.train.folds)
+        for fold, each in enumerate(chosen)
     ]
 
 

@@ -86,7 +86,7 @@ class Result:
         before = next((metrics for metrics in self.history[:1] if not metrics.get("epoch")), None)
         tests = [("", before, self.best)]
         if self.test is not None and self.test is not self.best:  # selected on other classes
-            tests = [("held out, ", before, self.best), ("test, ", self.untrained, self.test)]
+            tests = [("selection, ", before, self.best), ("test, ", self.untrained, self.test)]
         rows = []
         for title, untrained, trained in tests:
             rows += [] if untrained is None else [(f"{title}untrained", untrained)]

@@ -54,12 +54,16 @@ class TrainState:
         self.history.append({"epoch": epoch} | metrics)
         if self.select not in metrics:
             raise UserError(f"train.select={self.select!r}: choose one of {', '.join(metrics)}")
-        if self.best and metrics[self.select] <= self.best[self.select]:
+        if self.best and self._rank(metrics) <= self._rank(self.best):
             self.stale += 1
             return False
         self.best, self.best_epoch, self.stale = metrics, epoch, 0
         self.best_weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
         return True
+
+    def _rank(self, metrics: Mapping[str, float]) -> tuple[float, float]:
+        """Return what evaluations are compared by: few images give equal values often, MAP@R seldom."""
+        return metrics[self.select], metrics.get("MAP@R", 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything a checkpoint holds."""
