@@ -16,10 +16,10 @@ def run(tmp_path_factory):
     cache, folder = (tmp_path_factory.mktemp(name) for name in ("cache", "empty"))
     environment = {"FIRSTPAGE_CACHE": str(cache), "CUDA_VISIBLE_DEVICES": ""}
 
-    def run_example(name):
+    def run_example(name, *arguments):
         errors = cache / f"{name}.txt"
         script = ROOT / "examples" / name
-        process, output = start_python(script, errors=errors, folder=folder, **environment)
+        process, output = start_python(script, *arguments, errors=errors, folder=folder, **environment)
         with output:
             printed = output.read()
         process.join()
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 
 def test_own_loop_improves_the_retrieval_of_unseen_classes(run):
-    printed = run("own_loop.py")
+    printed = run("own_loop.py", "--epochs", "1")
     found = re.fullmatch(
         r"untrained +P@1 +([\d.]+) +R@8 +([\d.]+)\ntrained +P@1 +([\d.]+) +R@8 +([\d.]+)\n", printed
     )
