@@ -4,6 +4,7 @@ import json
 import math
 import os
 import tomllib
+import zlib
 from collections import Counter
 from typing import Any
 
@@ -28,6 +29,15 @@ def read_json(path: str | os.PathLike[str], *, nan: bool = False) -> Any:  # noq
         return parse_json(data, nan=nan)
     except UserError as error:
         raise UserError(f"{path}: {error}: restore it from a copy") from None
+
+
+def json_checksum(table: dict[str, Any]) -> int:
+    """Return a checksum of a table, which a JSON file of it can contain beside it.
+
+    >>> json_checksum({"a": 1, "b": 2}) == json_checksum({"b": 2, "a": 1})
+    True
+    """
+    return zlib.crc32(json.dumps(table, sort_keys=True).encode())
 
 
 def parse_json(data: bytes, *, nan: bool = False) -> Any:  # noqa: ANN401

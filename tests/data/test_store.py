@@ -23,7 +23,8 @@ import pytest
 import torch
 from PIL import Image
 
-from firstpage.data import decode, jpeg_store, store_builder, store_index
+from firstpage._reading import json_checksum
+from firstpage.data import decode, jpeg_store, store_builder
 from firstpage.data import store as store_module
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import NO_MEMORY, Unreadable
@@ -806,7 +807,7 @@ def sealed(change):
         about = json.loads(content)
         about.pop("checksum")
         about |= change
-        return json.dumps(about | {"checksum": store_index._checksum(about)}).encode()
+        return json.dumps(about | {"checksum": json_checksum(about)}).encode()
 
     return damage
 

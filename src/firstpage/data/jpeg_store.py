@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,15 +94,7 @@ def open_store(
     if kind == "auto":
         kind = "raw" if len(catalog) * framing.row_bytes <= RAW_BYTES else "jpeg"
     chosen: type[PixelStore | JpegStore] = PixelStore if kind == "raw" else JpegStore
-    return chosen.build(
-        catalog,
-        folder,
-        size=framing.size,
-        resize=framing.resize,
-        boxes=framing.boxes,
-        margin=framing.margin,
-        progress=progress,
-    )
+    return chosen.build(catalog, folder, **asdict(framing), progress=progress)
 
 
 def open_pixels(
@@ -119,6 +112,5 @@ def open_pixels(
     'Stream'
     """
     if kind == "none":
-        size, resize, boxes, margin = framing.size, framing.resize, framing.boxes, framing.margin
-        return Stream(catalog, size=size, resize=resize, boxes=boxes, margin=margin)
+        return Stream(catalog, **asdict(framing))
     return open_store(catalog, folder, framing, kind=kind, progress=progress)

@@ -13,7 +13,6 @@ store is built again. A wrong entry in `files.bin` only costs reading a file aga
 
 import json
 import os
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +23,7 @@ import numpy as np
 import PIL
 
 from firstpage import durable
-from firstpage._reading import parse_json
+from firstpage._reading import json_checksum, parse_json
 from firstpage.data.decode import MAX_FILE_BYTES, NO_MEMORY
 from firstpage.data.framing import Framing, pixel_checksum
 from firstpage.data.progress import progress_bar
@@ -135,7 +134,7 @@ def write_index(store: Path, index: Index) -> None:
     True
     """
     table = asdict(index.about)
-    sealed = table | {"checksum": _checksum(table)}
+    sealed = table | {"checksum": json_checksum(table)}
     durable.write(store / METADATA, json.dumps(sealed, indent=1).encode())
     durable.write(store / RECORDS, index.files.tobytes())
 
@@ -212,7 +211,7 @@ def _parse_about(table: dict[str, Any]) -> About:
         UserError: It is damaged.
     """
     checksum = table.pop("checksum", None)
-    if checksum != _checksum(table):
+    if checksum != json_checksum(table):
         raise UserError(f"{METADATA} does not have its checksum")
     framing = table.get("framing")
     for kind, given in ((About, table), (Framing, framing if isinstance(framing, dict) else {})):
@@ -225,7 +224,3 @@ def _parse_about(table: dict[str, Any]) -> About:
     if not all(row.isdecimal() and len(row) < 16 and int(row) < about.images for row in about.unreadable):
         raise UserError(f"{METADATA} lists unreadable rows that are not there")
     return about
-
-
-def _checksum(table: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(table, sort_keys=True).encode())

@@ -1,11 +1,8 @@
 """An index of images: build it, change it at any time, and search it."""
 
-import io
-import json
 import os
-import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +16,8 @@ from torch import Tensor
 
 from firstpage._text import format_size
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import printable
+from firstpage.data.file_download import file_sha256
 from firstpage.data.framing import file_state
-from firstpage.data.jpeg_store import open_store
 from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
@@ -33,14 +29,11 @@ from firstpage.search.index_folder import (
     MANIFEST,
     MODEL,
     PRECISIONS,
-    ROWS,
     SEGMENTS,
     THUMBNAILS,
-    VECTORS,
     VERSION,
     Manifest,
     Segment,
-    file_digest,
     find_damage,
     read_manifest,
     read_removed,
@@ -48,9 +41,9 @@ from firstpage.search.index_folder import (
     write_manifest,
     write_segment,
 )
+from firstpage.search.segment import Part, image_path, write_images
 
 BLOCK = 2**16  # vectors compared at a time
-THUMBNAIL = 160  # pixels of the longer side
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ class Index:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        self._parts = [_Part(self.folder, self.manifest, segment) for segment in self.manifest.segments]
+        self._parts = [Part(self.folder, self.manifest, segment) for segment in self.manifest.segments]
         self._firsts = np.cumsum([0, *(len(part.ids) for part in self._parts)])  # place of each part's first
         self.ids = np.concatenate([np.zeros(0, np.int64), *(part.ids for part in self._parts)])
 
@@ -153,10 +146,11 @@ class Index:
         place.mkdir(parents=True, exist_ok=True)
         with _changing(place):
             model.save(place / MODEL)
-            files = {name: file_digest(place / MODEL / name) for name in ("config.json", "model.safetensors")}
+            files = {name: file_sha256(place / MODEL / name) for name in ("config.json", "model.safetensors")}
             empty = Manifest(VERSION, model_fingerprint(model), model.dim, precision, model_files=files)
-            segment, next_id = _embed(place, empty, model, catalog, range(len(catalog)), cache, progress)
-            write_manifest(place, replace(empty, generation=1, next_id=next_id, segments=segment))
+            segment = write_images(place, empty, model, catalog, cache=cache, progress=progress)
+            segments = (segment,) if segment.rows else ()
+            write_manifest(place, replace(empty, generation=1, next_id=segment.rows, segments=segments))
         return cls(place)
 
     def __len__(self) -> int:
@@ -232,7 +226,8 @@ class Index:
     ) -> Self:
         """Add the images of a catalog whose files are not in the index, and return the index with them."""
         known = {row["path"] for row in self.rows()}
-        return self._change(catalog, lambda row: _file(catalog, row) not in known, [], cache, progress)
+        new = [row for row in range(len(catalog)) if image_path(catalog, row) not in known]
+        return self._change([], catalog.take(new), cache, progress)
 
     def update(
         self, catalog: Catalog, *, cache: str | os.PathLike[str] | None = None, progress: bool = True
@@ -243,10 +238,10 @@ class Index:
         """
         rows = self.rows()
         known = {row["path"]: (row["bytes"], row["mtime"]) for row in rows}
-        current = {_file(catalog, row): row for row in range(len(catalog))}
-        changed = {path for path in current if known.get(path) != file_state(path)}
+        current = {image_path(catalog, row): row for row in range(len(catalog))}
+        changed = {path: None for path in current if known.get(path) != file_state(path)}  # in this order
         gone = [row["id"] for row in rows if row["path"] not in current or row["path"] in changed]
-        return self._change(catalog, lambda row: _file(catalog, row) in changed, gone, cache, progress)
+        return self._change(gone, catalog.take([current[path] for path in changed]), cache, progress)
 
     def remove(self, ids: Iterable[int] = (), paths: Iterable[str | os.PathLike[str]] = ()) -> Self:
         """Remove images by id or by file, and return the index without them.
@@ -262,7 +257,7 @@ class Index:
             if name not in id_of:
                 raise UserError(f"{os.fspath(path)}: is not in the index")
             wanted.append(id_of[name])
-        return self._change(None, lambda row: False, wanted, None, False)
+        return self._change(wanted)
 
     def verify(self) -> list[str]:
         """Return a line for each file of the index that is missing or damaged; none if all is well."""
@@ -302,7 +297,7 @@ class Index:
             raise UserError(f"id {wanted[found.index(False)]}: is not in the index")
         return [int(place) for place in places]
 
-    def _find(self, place: int) -> "tuple[_Part, int]":
+    def _find(self, place: int) -> tuple[Part, int]:
         number = int(np.searchsorted(self._firsts, place, "right")) - 1
         return self._parts[number], place - int(self._firsts[number])
 
@@ -336,42 +331,40 @@ class Index:
 
     def _change(
         self,
-        catalog: Catalog | None,
-        wanted: Any,  # noqa: ANN401 - which rows of the catalog to add
         gone: list[int],
-        cache: str | os.PathLike[str] | None,
-        progress: bool,
+        catalog: Catalog | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        progress: bool = False,
     ) -> Self:
-        """Remove some images and add others, in one step."""
+        """Remove some images and add those of a catalog, in one step."""
         with _changing(self.folder):
             manifest = read_manifest(self.folder)
             if manifest.generation != self.manifest.generation:
                 raise UserError(f"{self.folder}: another process has changed it: open it again")
             sweep(self.folder, manifest)
-            segments = self._without(manifest, set(gone))
-            added: tuple[Segment, ...] = ()
+            segments = self._without(manifest, gone) if gone else list(manifest.segments)
             next_id = manifest.next_id
-            if catalog is not None:
-                rows = [row for row in range(len(catalog)) if wanted(row)]
-                added, next_id = _embed(self.folder, manifest, self.model, catalog, rows, cache, progress)
+            if catalog is not None and len(catalog):
+                added = write_images(
+                    self.folder, manifest, self.model, catalog, cache=cache, progress=progress
+                )
+                next_id += added.rows
+                segments += [added] if added.rows else []
             changed = replace(
-                manifest,
-                generation=manifest.generation + 1,
-                next_id=next_id,
-                segments=tuple(segment for segment in (*segments, *added) if segment.rows),
+                manifest, generation=manifest.generation + 1, next_id=next_id, segments=tuple(segments)
             )
-            if (changed.segments, changed.next_id) != (manifest.segments, manifest.next_id):
+            if changed.segments != manifest.segments:
                 write_manifest(self.folder, changed)
                 sweep(self.folder, changed)
         return type(self)(self.folder)
 
-    def _without(self, manifest: Manifest, gone: set[int]) -> list[Segment]:
+    def _without(self, manifest: Manifest, gone: list[int]) -> list[Segment]:
         """Return the segments with some ids removed, whose files have been written."""
         kept = []
         for segment in manifest.segments:
-            ids = _Part(self.folder, manifest, replace(segment, removed="")).ids
+            ids = np.fromfile(self.folder / SEGMENTS / segment.name / IDS, "<i8")
             before = read_removed(self.folder, segment)
-            removed = np.union1d(before, np.flatnonzero(np.isin(ids, list(gone))))
+            removed = np.union1d(before, np.flatnonzero(np.isin(ids, gone)))
             if len(removed) == len(before):
                 kept.append(segment)
             elif len(removed) < segment.rows:
@@ -382,112 +375,12 @@ class Index:
         return kept
 
 
-class _Part:
-    """A segment without its removed rows. Lines about images are read when they are asked for."""
-
-    def __init__(self, folder: Path, manifest: Manifest, segment: Segment) -> None:
-        self.place = folder / SEGMENTS / segment.name
-        shape, dtype = (segment.rows, manifest.dim), PRECISIONS[manifest.precision]
-        kept = np.ones(segment.rows, bool)
-        kept[read_removed(folder, segment)] = False
-        self._numbers = np.flatnonzero(kept)
-        try:
-            self.ids = np.fromfile(self.place / IDS, "<i8")[kept]
-            vectors = np.memmap(self.place / VECTORS, dtype, "c", shape=shape)
-            self._text = np.memmap(self.place / ROWS, np.uint8, "r")
-        except (OSError, ValueError, IndexError) as error:
-            raise self._damaged() from error
-        self.vectors: np.ndarray = vectors if kept.all() else vectors[kept]
-        self._ends = np.flatnonzero(self._text == ord("\n"))
-        if len(self._ends) != segment.rows:
-            raise self._damaged()
-
-    def row(self, number: int) -> dict[str, Any]:
-        """Return what is known about an image."""
-        line = int(self._numbers[number])
-        begin = int(self._ends[line - 1]) + 1 if line else 0
-        try:
-            row: dict[str, Any] = json.loads(self._text[begin : self._ends[line]].tobytes())
-        except ValueError as error:
-            raise self._damaged() from error
-        return row
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return what is known about each image."""
-        return [self.row(number) for number in range(len(self._numbers))]
-
-    def _damaged(self) -> UserError:
-        return UserError(
-            f"{self.place}: damaged or incomplete: firstpage index verify finds out; restore it from a copy"
-        )
-
-
-def _file(catalog: Catalog, row: int) -> str:
-    return os.path.abspath(catalog.path(row))
-
-
-def _changing(folder: Path) -> Any:  # noqa: ANN401
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
     """Hold the lock of an index while it is changed."""
-    stack = ExitStack()
-    try:
-        stack.enter_context(exclusive(folder / "change", wait=False))
-    except Timeout:
-        raise UserError(f"{folder}: another process is changing it: wait for its end") from None
-    return stack
-
-
-def _embed(
-    folder: Path,
-    manifest: Manifest,
-    model: Embedder,
-    catalog: Catalog,
-    rows: Iterable[int],
-    cache: str | os.PathLike[str] | None,
-    progress: bool,
-) -> tuple[tuple[Segment, ...], int]:
-    """Embed rows of a catalog into a new segment, if there are any; also return the next id."""
-    chosen = np.array(list(rows), np.int64)
-    if not chosen.size:
-        return (), manifest.next_id
-    part = Catalog(
-        catalog.name,
-        catalog.root,
-        [catalog.paths[row] for row in chosen],
-        catalog.labels[chosen],
-        catalog.classes,
-        {},
-    )
-    with closing(open_store(part, cache, model.framing, progress=progress)) as store:
-        readable = np.flatnonzero(store.ok)
-        if store.unreadable:
-            row, reason = next(iter(store.unreadable.items()))
-            such = f"such as {printable(part.paths[row])} ({reason})"
-            warnings.warn(f"left out {len(store.unreadable):,} unreadable images, {such}", stacklevel=2)
-        vectors = model.embed(store, rows=readable, progress=progress)
-        lines, pictures = [], io.BytesIO()
-        for number, place in enumerate(readable.tolist()):
-            row, begin = int(chosen[place]), pictures.tell()
-            image = Image.fromarray(store.batch([place], "cpu").image(0).contiguous().numpy())
-            image.thumbnail((THUMBNAIL, THUMBNAIL))
-            image.save(pictures, "JPEG", quality=80)
-            bytes, mtime = file_state(_file(catalog, row))
-            lines.append(
-                {
-                    "id": manifest.next_id + number,
-                    "path": _file(catalog, row),
-                    "label": catalog.classes[catalog.labels[row]],
-                    "columns": {name: values[row] for name, values in catalog.columns.items()},
-                    "bytes": bytes,
-                    "mtime": mtime,
-                    "thumbnail": [begin, pictures.tell() - begin],
-                }
-            )
-    contents = {
-        VECTORS: vectors.numpy().astype(PRECISIONS[manifest.precision]).tobytes(),
-        IDS: np.array([line["id"] for line in lines], "<i8").tobytes(),
-        ROWS: b"".join(json.dumps(line).encode() + b"\n" for line in lines),
-        THUMBNAILS: pictures.getvalue(),
-    }
-    name = f"{manifest.generation + 1:06d}"
-    files = write_segment(folder, name, contents)
-    return (Segment(name, len(lines), files),), manifest.next_id + len(lines)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(folder / "change", wait=False))
+        except Timeout:
+            raise UserError(f"{folder}: another process is changing it: wait for its end") from None
+        yield

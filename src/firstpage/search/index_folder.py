@@ -13,17 +13,15 @@ next change removes them. The manifest has the sha256 of every file, and a check
 
 import hashlib
 import json
-import os
 import shutil
-import zlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from firstpage import durable
-from firstpage._reading import read_json
+from firstpage._reading import json_checksum, read_json
+from firstpage.data.file_download import file_sha256
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import build_settings
 
@@ -101,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
     if table["version"] != VERSION:
         raise UserError(f"{path}: index of version {table['version']}, expected {VERSION}: build it again")
     checksum = table.pop("checksum", None)
-    if checksum != _checksum(table):
+    if checksum != json_checksum(table):
         raise UserError(f"{path}: damaged (it does not have its checksum): restore it from a copy")
     segments = table.pop("segments", None)
     if not isinstance(segments, list) or not all(isinstance(part, dict) for part in segments):
@@ -122,7 +120,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     True
     """
     table = asdict(manifest)
-    durable.write(folder / MANIFEST, json.dumps(table | {"checksum": _checksum(table)}, indent=1).encode())
+    durable.write(
+        folder / MANIFEST, json.dumps(table | {"checksum": json_checksum(table)}, indent=1).encode()
+    )
 
 
 def write_segment(folder: Path, name: str, contents: dict[str, bytes]) -> dict[str, str]:
@@ -184,20 +184,6 @@ def find_damage(folder: Path, manifest: Manifest) -> list[str]:
     for path, digest in files.items():
         if not path.is_file():
             wrong.append(f"{path.relative_to(folder)}: missing")
-        elif file_digest(path) != digest:
+        elif file_sha256(path) != digest:
             wrong.append(f"{path.relative_to(folder)}: damaged")
     return wrong
-
-
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return the sha256 of a file.
-
-    >>> file_digest("/dev/null")[:8]
-    'e3b0c442'
-    """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checksum(table: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(table, sort_keys=True).encode())

@@ -36,7 +36,7 @@ class Monitor:
         guard: NonFiniteGuard,
         detector: CollapseDetector,
         steps: int,
-        mend: Callable[[], str] = lambda: "",
+        mend: Callable[[], str],
     ) -> None:
         self._run, self._display, self._guard = run, display, guard
         self._detector, self._steps, self._mend = detector, steps, mend
