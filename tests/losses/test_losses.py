@@ -625,7 +625,7 @@ def test_a_sum_has_the_weighted_terms_of_its_parts():
     own = losses.create("first-page", classes=CLASSES, dim=DIM).double()
     anchor = losses.ProxyAnchor(CLASSES, DIM).double()
     anchor.load_state_dict({"proxies": own.parts[1].proxies})
-    both = 10 * losses.TopKPrecision(1, 0.05)(embeddings, labels) + anchor(embeddings, labels)
+    both = 10 * losses.TopKPrecision(1, 0.1, score="log")(embeddings, labels) + anchor(embeddings, labels)
     torch.testing.assert_close(own(embeddings, labels), both)
 
 

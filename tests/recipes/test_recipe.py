@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from firstpage import losses, recipes
+from firstpage.losses.registry import required_arguments
 from firstpage.recipes import Recipe
 
 
@@ -13,7 +14,8 @@ def test_every_recipe_that_ships_is_sound(name):
     recipe = recipes.find(name)
     assert Recipe.of(tomllib.loads(recipe.toml())) == recipe
     settings = dict(recipe.loss)
-    losses.create(settings.pop("name"), **settings)
+    given = dict.fromkeys(required_arguments(recipe.loss["name"]), 8)  # by the training
+    losses.create(settings.pop("name"), **given, **settings)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ import torch
 
 from firstpage.data import Catalog
 from firstpage.data.training_plan import plan_training
+from firstpage.errors import UserError
+from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
 from firstpage.training import defaults
 from firstpage.training.defaults import complete_recipe, default_recipe
+from firstpage.training.setup import prepare
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -58,6 +61,9 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     gpu, _ = default_recipe(catalog, GPU)
     assert (gpu.model.backbone, gpu.model.weights, gpu.loss["name"]) == ("resnet50", "imagenet", "first-page")
     assert gpu.schedule.head_epochs == 3
+    assert (gpu.augment.size, gpu.model.crop, gpu.model.stored) == (256, 320, 352)
+    own, _ = default_recipe(catalog, GPU, ["model.stored=256"])
+    assert (own.augment.size, own.model.crop, own.model.stored) == (None, None, 256)
     cpu, _ = default_recipe(catalog, CPU)
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
     assert complete_recipe(cpu, catalog).loss == defaults.TOPK[False]
@@ -94,3 +100,16 @@ def test_large_data_is_seen_a_few_times_and_compiled():
     assert recipe.schedule.epochs == 8
     assert recipe.train.compile
     assert recipe.batch.images_per_class == 4
+
+
+def test_training_crops_may_be_smaller_than_those_of_tests():
+    catalog = photographs(*[4] * 10)
+    recipe = Recipe.of({"augment": {"size": 32}, "batch": {"size": 8}})
+    model = Embedder.create(backbone="small", dim=4, stored=56, crop=48)
+    setup = prepare(recipe, catalog, None, model)
+    assert (setup.augment.size, model.preprocess.size) == (32, 48)
+    patches = Embedder.create(
+        backbone="vit_small_14", stored=56, crop=56, options={"size": 56}, pooling="cls"
+    )
+    with pytest.raises(UserError, match="14"):
+        prepare(recipe, catalog, None, patches)

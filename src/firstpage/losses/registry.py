@@ -48,14 +48,14 @@ def _first_page(
     classes: int,
     dim: int,
     k: int = 1,
-    margin: float = 0.05,
+    margin: float = 0.1,
     weight: float = 10.0,
     alpha: float = 32.0,
     delta: float = 0.1,
     reduction: Reduction = "mean",
 ) -> Combined:
-    """`weight` times the top-k precision loss, anchored by Proxy-Anchor."""
-    parts = [TopKPrecision(k, margin), ProxyAnchor(classes, dim, alpha, delta)]
+    """`weight` times the top-k precision loss by −log d, anchored by Proxy-Anchor."""
+    parts = [TopKPrecision(k, margin, score="log"), ProxyAnchor(classes, dim, alpha, delta)]
     return Combined(parts, [weight, 1.0], reduction, names=["topk", "proxy-anchor"])
 
 

@@ -128,9 +128,11 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """`[augment]`: random crops, flips and colors of training images. The crop's size is `model.crop`.
+    """`[augment]`: random crops, flips and colors of training images.
 
     Args:
+        size: Side of the crops, or `[height, width]`. Defaults to `model.crop`. A random crop shows an object
+            larger than the whole image does, so a model tests best at a `model.crop` above this.
         crop: `resized` (random size and aspect), `random` (random position) or `center`.
         scale: Smallest and largest share of the image's area in a resized crop.
         ratio: Smallest and largest aspect of a resized crop.
@@ -141,6 +143,7 @@ class AugmentSettings:
     0.5
     """
 
+    size: int | tuple[int, int] | None = None
     crop: str = "resized"
     scale: tuple[float, float] = (0.16, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)

@@ -6,6 +6,7 @@ Everything is written into the recipe of the run, and whatever the user sets is 
   epochs for the head alone.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
+- **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
 - **Batches** of 128 images, four of each class, more where there are few classes.
 - **Epochs** so that small data is seen often and large data a few times.
 """
@@ -29,6 +30,7 @@ IMAGES = 128  # in a batch
 SEEN = {"cuda": 180_000, "cpu": 50_000}  # training images in all epochs together, if the data is small
 EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
+SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
 TOPK = {
     True: {"name": "topk", "k": 1, "margin": 0.1, "score": "log"},  # pretrained features rank well: refine
@@ -90,13 +92,14 @@ def default_recipe(
         f"model.backbone={backbone}",
         *([f"model.weights={weights}"] if weights is not None else []),
         *_network(backbone, weights is not None),
+        *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
         *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu"),
     ]
     return Recipe().changed([*settings, *changes]), notes
 
 
 def _network(backbone: str, pretrained: bool) -> list[str]:
-    """Return loss, rates, schedule and image size."""
+    """Return loss, rates, schedule, and the image size of the small network."""
     transformer = "vit" in backbone
     if pretrained:
         return [
@@ -120,6 +123,15 @@ def _network(backbone: str, pretrained: bool) -> list[str]:
         "schedule.kind=cosine",
         "schedule.warmup=1.0",
     ]
+
+
+def _sizes(backbone: str) -> list[str]:
+    """Return image sizes. Random crops show objects larger than whole images do: tests take larger ones."""
+    if backbone.startswith("timm:"):  # many accept one size only
+        return []
+    if "vit" in backbone:
+        return ["model.stored=320", "model.crop=308", "augment.size=224", "augment.scale=[0.25, 1.0]"]
+    return ["model.stored=352", "model.crop=320", "augment.size=256", "augment.scale=[0.08, 1.0]"]
 
 
 def _amount(catalog: Catalog, given: Recipe, device: str) -> list[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from firstpage._plugins import import_object
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
+from firstpage.data.framing import as_pair
 from firstpage.data.sampler import GroupSampler
 from firstpage.data.splits import DataSplit
 from firstpage.data.training_plan import plan_training
@@ -106,8 +107,10 @@ def prepare(
     seed = recipe.train.seed
     split, labels = plan_training(recipe, catalog, readable)
     settings = recipe.augment
+    size = model.preprocess.size if settings.size is None else settings.size
+    model.backbone.check_size(*as_pair(size))
     augment = Augment(
-        model.preprocess.size,
+        size,
         settings.crop,  # type: ignore[arg-type]
         settings.scale,
         settings.ratio,
