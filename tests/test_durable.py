@@ -201,6 +201,7 @@ OTHERS = {
     ("data/worker.py", "fdopen"): "a pipe",
     ("data/workers.py", "dump"): "a pipe",
     ("durable.py", "open"): "itself",
+    ("runs/calibrating.py", "save"): "a calibration, which uses durable.write",
     ("runs/embedding_file.py", "write_table"): "into the file of durable.write",
     ("runs/folder.py", "open"): "a log that lines are added to",
     ("training/loop.py", "save"): "of Embedder and Checkpoints, which use it",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from firstpage._lazy import lazy
 
 if TYPE_CHECKING:
-    from firstpage.search.index import Index, Match
+    from firstpage.search.index import Index
+    from firstpage.search.match import Match
 
 __all__ = ["Index", "Match"]
 
-__getattr__ = lazy("firstpage.search", {"Index": "firstpage.search.index", "Match": "firstpage.search.index"})
+__getattr__ = lazy("firstpage.search", {"Index": "firstpage.search.index", "Match": "firstpage.search.match"})
