@@ -13,7 +13,8 @@ from firstpage import __version__, durable
 from firstpage._terminal import Commands, describe_error, print_text, show_warnings
 from firstpage._text import shorten
 from firstpage.errors import UserError
-from firstpage.search.commands import calibrate, index_app, search_index
+from firstpage.search.commands import index_app
+from firstpage.search.search_commands import calibrate, search_index
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them

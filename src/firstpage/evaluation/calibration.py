@@ -290,7 +290,7 @@ def _histograms(
     itself = itself.to(queries.device)
     with torch.no_grad(), full_precision(queries):
         unit = (others * other_scale).float()
-        for part in torch.arange(len(queries), device=queries.device).split(rows):
+        for part in torch.split(torch.arange(len(queries), device=queries.device), rows):
             cosine = (queries[part] * scale[part]).float() @ unit.T
             bins = ((cosine + 1) * (_FINE / 2)).long().clamp_(0, _FINE - 1)
             bins += (classes[part, None] != other_classes) * _FINE
@@ -338,7 +338,8 @@ def _fit_logistic(scores: Floats, same: Floats, different: Floats, at: Floats) -
         if np.abs(step).max() < 1e-9:
             break
     values[1] = max(values[1], 0.0)  # a model that is worse than chance gets a constant
-    return values[0] + values[1] * (at - mean) / spread + np.log(same.sum() / different.sum())
+    odds: Floats = values[0] + values[1] * (at - mean) / spread + np.log(same.sum() / different.sum())
+    return odds
 
 
 def _sigmoid(odds: Floats) -> Floats:

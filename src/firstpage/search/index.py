@@ -149,6 +149,11 @@ class Index:
         """Return what is known about each image: id, path, label, columns, size and time of the file."""
         return [row for part in self._parts for row in part.rows()]
 
+    def row(self, id: int) -> dict[str, Any]:
+        """Return what is known about an image, as `rows` does."""
+        part, number = self._find(self._places([id])[0])
+        return part.row(number)
+
     @cached_property
     def model(self) -> Embedder:
         """The embedder of the index."""
@@ -333,10 +338,8 @@ class Index:
 
     def _threshold(self, precision: float) -> float:
         if self.calibration is None:
-            raise UserError(
-                f"min_precision={precision:g}: the model of this index was not calibrated: run firstpage "
-                "calibrate RUN, then build the index"
-            )
+            remedy = "run firstpage calibrate RUN, then build the index"
+            raise UserError(f"min_precision={precision:g}: the model was not calibrated: {remedy}")
         return self.calibration.threshold(precision)
 
     def _change(
