@@ -128,11 +128,16 @@ app.command("calibrate")(calibrate)
 
 
 @app.command("demo")
-def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
-    """Train on the embedded glyphs. Shows the first page before and after."""
+def _demo(
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    serve: Annotated[bool, typer.Option("--serve", help="Then open the page that searches them.")] = False,
+) -> None:
+    """Train on the embedded glyphs. Shows the first page before and after, and makes an index to search."""
     from firstpage.demo import run_demo
 
     print_text(run_demo(out))
+    if serve:
+        app(["serve", str(out / "index")], standalone_mode=False)
 
 
 _LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstpage import durable
+from firstpage.data.catalog import Catalog
 from firstpage.errors import UserError
 from firstpage.evaluation.calibration import FILE, Calibration, fit_calibration
 from firstpage.models.embedding_cache import model_fingerprint
@@ -15,7 +16,7 @@ from firstpage.runs.opening import OpenRun, open_run
 
 def calibrate_model(
     folder: str | os.PathLike[str],
-    data: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | Catalog | None = None,
     *,
     classes: str | None = None,
     prior: float | None = None,

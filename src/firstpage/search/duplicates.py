@@ -14,7 +14,7 @@ from firstpage.search.index import Index
 
 VOTES = 5  # nearest images, near-duplicates aside, that are asked for their label
 AGREE = 4  # of them that must carry the same other label, with none of the image's own
-FOUND = 3 * VOTES  # nearest images that are looked at: some may be near-duplicates
+FOUND = 2 * VOTES  # nearest images that are looked at: some may be near-duplicates
 BATCH = 256  # images searched at a time
 
 

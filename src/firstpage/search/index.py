@@ -221,10 +221,13 @@ class Index:
         if average:
             vectors, own = unit(vectors.mean(dim=0, keepdim=True)), torch.tensor([-1])
         allowed = None if where is None else torch.from_numpy(matching_rows(where, self.columns))
-        scores, found = self._nearest(vectors, k, own, allowed)
+        scores, found = (part.numpy() for part in self._nearest(vectors, k, own, allowed))
+        same = (
+            np.full(scores.shape, None) if self.calibration is None else self.calibration.probability(scores)
+        )
         return [
-            [self._match(int(row), float(score)) for score, row in zip(*line, strict=True) if score >= least]
-            for line in zip(scores, found, strict=True)
+            [self._match(*one) for one in zip(*line, strict=True) if one[1] >= least]
+            for line in zip(same.tolist(), scores.tolist(), found.tolist(), strict=True)
         ]
 
     def add(
@@ -330,11 +333,10 @@ class Index:
         part, number = self._find(place)
         return np.asarray(part.vectors[number], np.float32)
 
-    def _match(self, place: int, score: float) -> Match:
+    def _match(self, probability: float | None, score: float, place: int) -> Match:
         part, number = self._find(place)
         row = part.row(number)
-        same = None if self.calibration is None else float(self.calibration.probability(score))
-        return Match(row["id"], score, row["path"], row["label"], row["columns"], same)
+        return Match(row["id"], score, row["path"], row["label"], row["columns"], probability)
 
     def _threshold(self, precision: float) -> float:
         if self.calibration is None:
