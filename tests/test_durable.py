@@ -205,6 +205,7 @@ OTHERS = {
     ("runs/calibrating.py", "save"): "a calibration, which uses durable.write",
     ("runs/embedding_file.py", "write_table"): "into the file of durable.write",
     ("runs/folder.py", "open"): "a log that lines are added to",
+    ("runs/folder.py", "save"): "marks, which use durable.write",
     ("training/loop.py", "save"): "of Embedder and Checkpoints, which use it",
 }
 WRITERS = {
