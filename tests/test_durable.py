@@ -192,6 +192,7 @@ OTHERS = {
     ("data/glyphs.py", "write_text"): "into a folder that is renamed when it is complete",
     ("data/store.py", "memmap"): "reads",
     ("search/index.py", "save"): "an embedder, which writes its files by durable.write",
+    ("search/ray_embedding.py", "save"): "an embedder, which writes its files by durable.write",
     ("search/search_commands.py", "save"): "a picture, into memory",
     ("search/segment.py", "memmap"): "vectors, to read: changes to the copy in memory are not written",
     ("search/segment.py", "save"): "thumbnails, into memory",

@@ -23,6 +23,9 @@ def _build(
     precision: Annotated[str, typer.Option(help="float32, or float16 for half the size.")] = "float32",
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: _Cache = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Embed on a Ray cluster: auto, or its address.")
+    ] = None,
 ) -> None:
     """Embed images with a trained model and make an index of them."""
     from firstpage.data import read
@@ -31,11 +34,17 @@ def _build(
     from firstpage.models.embedder import Embedder
     from firstpage.search.index import Index
 
-    embedder = Embedder.load(model, resolve_device(device))
+    embedder, catalog = Embedder.load(model, resolve_device(device)), read(photos, unlabeled=True)
+    vectors = None
+    if ray is not None:
+        from firstpage.search.ray_embedding import embed_for_index
+
+        catalog, vectors = embed_for_index(model, catalog, out, address=ray)
     index = Index.build(
         out,
         embedder,
-        read(photos, unlabeled=True),
+        catalog,
+        vectors=vectors,
         precision=precision,
         calibration=Calibration.read(model),
         cache=cache,

@@ -1,12 +1,14 @@
 """Near-duplicates in an index, and images whose neighbors carry another label."""
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from firstpage.data.decode import Unreadable
 from firstpage.data.near_duplicates import link_near_duplicates, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError
@@ -175,8 +177,10 @@ def _look_alike(index: Index, progress: bool) -> NDArray[np.int64]:
     rows, hashes, thumbnails = [], [], []
     with progress_bar("looking", len(index), progress) as advance:
         for row, number in enumerate(index.ids.tolist()):
-            with Image.open(io.BytesIO(index.thumbnail(number)), formats=["JPEG"]) as image:
-                seen = sketch(image.convert("RGB"))
+            seen = None
+            with suppress(Unreadable):  # a file that is gone, of an image that was added as a vector
+                picture = Image.open(io.BytesIO(index.thumbnail(number)), formats=["JPEG"])
+                seen = sketch(picture.convert("RGB"))
             if seen is not None:
                 rows.append(row)
                 hashes.append(seen[0])

@@ -100,6 +100,7 @@ class Index:
         model: Embedder,
         catalog: Catalog,
         *,
+        vectors: np.ndarray | None = None,
         precision: str = "float32",
         calibration: Calibration | None = None,
         cache: str | os.PathLike[str] | None = None,
@@ -111,6 +112,7 @@ class Index:
             folder: A folder that does not exist, or is empty.
             model: Embeds the images; it is saved with the index.
             catalog: The images.
+            vectors: [N, dim] Vectors of the images, which this model made. Defaults to embedding them.
             precision: Of the stored vectors: `float32`, or `float16` for half the size.
             calibration: Of the model, for the probabilities of results: `Calibration.read` of its folder.
             cache: Folder for decoded pixels. Defaults to the user's cache.
@@ -137,7 +139,8 @@ class Index:
                 names.append(calibration.save(place / MODEL).name)
             files = {name: file_sha256(place / MODEL / name) for name in names}
             empty = Manifest(VERSION, fingerprint, model.dim, precision, model_files=files)
-            segment = write_images(place, empty, model, catalog, cache=cache, progress=progress)
+            options: Any = {"cache": cache, "progress": progress, "vectors": vectors}
+            segment = write_images(place, empty, model, catalog, **options)
             segments = (segment,) if segment.rows else ()
             write_manifest(place, replace(empty, generation=1, next_id=segment.rows, segments=segments))
         return cls(place)

@@ -153,7 +153,10 @@ def _result(index: Index, match: Match, label: str | None) -> Tile:
 
 
 def _thumbnail(index: Index, number: int) -> Image.Image:
-    return Image.open(io.BytesIO(index.thumbnail(number)), formats=["JPEG"]).convert("RGB")
+    try:
+        return Image.open(io.BytesIO(index.thumbnail(number)), formats=["JPEG"]).convert("RGB")
+    except Unreadable:  # a file that is gone, of an image that was added as a vector
+        return Image.new("RGB", (SIDE, SIDE), RULE)
 
 
 def _picture(index: Index, image: str | int, answer: Answer) -> Image.Image:
