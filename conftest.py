@@ -25,6 +25,8 @@ LONGEST = (
     "test_fit.py",
     "test_page.py",
     "test_hostile.py",
+    "test_ray_embedding.py",
+    "test_feedback.py",
 )
 
 

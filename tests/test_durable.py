@@ -192,6 +192,8 @@ OTHERS = {
     ("data/glyphs.py", "write_text"): "into a folder that is renamed when it is complete",
     ("data/store.py", "memmap"): "reads",
     ("search/index.py", "save"): "an embedder, which writes its files by durable.write",
+    ("search/ray_embedding.py", "save"): "an embedder, which writes its files by durable.write",
+    ("search/search_commands.py", "save"): "a picture, into memory",
     ("search/segment.py", "memmap"): "vectors, to read: changes to the copy in memory are not written",
     ("search/segment.py", "save"): "thumbnails, into memory",
     ("data/store_builder.py", "open"): "pixels and a journal in a folder that is renamed when it is complete",
@@ -201,8 +203,10 @@ OTHERS = {
     ("data/worker.py", "fdopen"): "a pipe",
     ("data/workers.py", "dump"): "a pipe",
     ("durable.py", "open"): "itself",
+    ("runs/calibrating.py", "save"): "a calibration, which uses durable.write",
     ("runs/embedding_file.py", "write_table"): "into the file of durable.write",
     ("runs/folder.py", "open"): "a log that lines are added to",
+    ("runs/folder.py", "save"): "marks, which use durable.write",
     ("training/loop.py", "save"): "of Embedder and Checkpoints, which use it",
 }
 WRITERS = {

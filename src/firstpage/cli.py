@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,9 @@ from firstpage import __version__, durable
 from firstpage._terminal import Commands, describe_error, print_text, show_warnings
 from firstpage._text import shorten
 from firstpage.errors import UserError
-from firstpage.search.commands import index_app, search_index
+from firstpage.search.commands import index_app
+from firstpage.search.embed_command import embed
+from firstpage.search.search_commands import calibrate, search_index
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
@@ -123,14 +126,20 @@ def _clear(
 
 app.add_typer(index_app, name="index")
 app.command("search")(search_index)
+app.command("calibrate")(calibrate)
 
 
 @app.command("demo")
-def _demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
-    """Train on the embedded glyphs. Shows the first page before and after."""
+def _demo(
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    serve: Annotated[bool, typer.Option("--serve", help="Then open the page that searches them.")] = False,
+) -> None:
+    """Train on the embedded glyphs. Shows the first page before and after, and makes an index to search."""
     from firstpage.demo import run_demo
 
     print_text(run_demo(out))
+    if serve:
+        app(["serve", str(out / "index")], standalone_mode=False)
 
 
 _LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
@@ -187,13 +196,16 @@ def _train(
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
     folds: Annotated[bool, typer.Option("--folds", help="Train every fold of train.protocol=fair.")] = False,
+    feedback: Annotated[Path | None, typer.Option(help="Index whose marks are learned from.")] = None,
 ) -> None:
     """Train an embedder and keep the best one. A stopped run is resumed; a finished one is shown.
 
     Without a recipe, the settings are chosen to fit the data and the machine; --set changes any of them.
     """
     from firstpage import recipes
+    from firstpage.data.marks import Marks
     from firstpage.models.device import resolve_device
+    from firstpage.runs.mark_ranks import describe_marks
     from firstpage.runs.run_data import read_data
     from firstpage.training import fit, fit_folds
     from firstpage.training.defaults import default_recipe
@@ -206,6 +218,8 @@ def _train(
         raise UserError(_NO_DATA)
     folder = out or Path("runs", Path(recipe).stem if recipe else Path(str(data)).resolve().stem)
     catalog = read_data(None, data or "glyphs", classes)
+    if feedback is not None:
+        catalog = replace(catalog, marks=Marks.read(feedback))
     if recipe is None:
         chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
         for note in notes:
@@ -214,6 +228,8 @@ def _train(
         text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
     else:
         text = fit(chosen, catalog, folder, device=device, cache=cache).text()
+        if feedback is not None and os.environ.get("RANK", "0") == "0":
+            text += f"\n{describe_marks(folder, feedback, device=device, cache=cache)}"
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
         print_text(text)
 
@@ -327,25 +343,7 @@ def _figures(
     print_text(figures.draw(name, sources or [], target, data=data, split=split, dark=dark))
 
 
-@app.command("embed")
-def _embed(
-    model: Annotated[Path, typer.Argument(help="A saved embedder, or a run folder.")],
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            help="Dataset (a folder, a table, glyphs, or a run folder for its data) or images; then the file "
-            "to write, .npz, .csv or .parquet. Defaults to embeddings.npz."
-        ),
-    ],
-    classes: _Classes = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
-) -> None:
-    """Embed images into a file, with their labels and splits. Without class folders all have label 0."""
-    from firstpage.runs.embedding_file import embed_to_file, read_images, split_paths
-
-    images, out = split_paths(paths)
-    durable.check(out)
-    print_text(embed_to_file(model, read_images(images, classes), out, device=device))
+app.command("embed")(embed)
 
 
 @app.command("export")

@@ -1,6 +1,8 @@
 """The demo: train on the embedded glyphs, and show first results before and after."""
 
 import os
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +10,17 @@ import torch
 from PIL import Image, ImageDraw
 
 from firstpage import recipes
-from firstpage.data import read
+from firstpage.data import Catalog, read
 from firstpage.figures import draw_retrieved_lists
 from firstpage.figures.style import save
 from firstpage.models.embedder import Embedder
+from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.recipes import Recipe
 from firstpage.report import embed_test, evaluate_test, write_page
 from firstpage.runs import open_run
+from firstpage.runs.calibrating import calibrate_model
+from firstpage.search import Index
+from firstpage.search.index_folder import MANIFEST, read_manifest
 from firstpage.training import fit
 
 
@@ -24,7 +30,7 @@ def run_demo(
     """Train with the top-k precision loss on Latin and Cyrillic, and search seven scripts not in training.
 
     Args:
-        folder: The run folder, which also gets `first-page.png` and `report.html`.
+        folder: The run folder, which also gets `first-page.png`, `report.html` and `index/`.
         recipe: The recipe. Defaults to `glyphs`.
         progress: Whether to show progress.
 
@@ -54,10 +60,23 @@ def run_demo(
     assert catalog.groups is not None
     groups = sorted({*catalog.groups[catalog.splits["test"]].tolist()})
     scripts = ", ".join(catalog.group_names[group] for group in groups)
+    index = _make_index(Path(folder), run.model, catalog.take(test.rows.queries))
     return (
         f"\nSearching {len(untrained):,} images of scripts not in training ({scripts}):\n\n"
-        f"{result.text()}\nfirst results of {len(queries)} queries: {path}\nreport: {page}"
+        f"{result.text()}\nfirst results of {len(queries)} queries: {path}\nreport: {page}\n"
+        f"index of {len(index):,} images: search it in a browser with\n"
+        f"  firstpage serve {shlex.quote(str(index.folder))}"
     )
+
+
+def _make_index(folder: Path, model: Embedder, catalog: Catalog) -> Index:
+    """Calibrate the model, and make an index of images that it was not trained on, unless there is one."""
+    place = folder / "index"
+    if (place / MANIFEST).exists() and read_manifest(place).model == model_fingerprint(model):
+        return Index.open(place)
+    shutil.rmtree(place, ignore_errors=True)
+    calibration = calibrate_model(folder, read("glyphs"), progress=False)
+    return Index.build(place, model, catalog, calibration=calibration, progress=False)
 
 
 def _side_by_side(sheets: list[Image.Image], titles: list[str]) -> Image.Image:

@@ -9,6 +9,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from firstpage.data.marks import Marks
 from firstpage.errors import UserError
 
 
@@ -60,6 +61,7 @@ class Catalog:
         file: Name of the table that the rows are from; empty if they are from folders.
         notes: How the reader understood the dataset, where that may surprise.
         class_rule: What made a class, if folders did: the `classes` of `read`.
+        marks: Results of searches that people marked, to train on as pairs; their images need not be in it.
 
     Raises:
         UserError: The arrays do not fit each other.
@@ -88,6 +90,7 @@ class Catalog:
     notes: list[str] = field(default_factory=list)
     file: str = ""
     class_rule: str = ""
+    marks: Marks | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.paths)
@@ -155,6 +158,7 @@ class Catalog:
             groups=groups,
             group_names=group_names,
             pairs=pairs,
+            marks=None,
             columns={name: [values[row] for row in chosen] for name, values in self.columns.items()},
         )
 

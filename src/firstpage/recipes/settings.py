@@ -246,6 +246,7 @@ class TrainSettings:
         evaluate_steps: Steps between evaluations, instead of epochs; 0 goes by epochs.
         patience: Evaluations without improvement before stopping early; 0 never stops.
         checkpoint_every: Minutes between checkpoints; 0 for every step.
+        feedback: Weight of the loss of marked pairs, beside that of the recipe, if there are marks.
 
     >>> TrainSettings().folds
     5
@@ -266,6 +267,7 @@ class TrainSettings:
     evaluate_steps: int = 0
     patience: int = 0
     checkpoint_every: float = 5.0
+    feedback: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -281,7 +283,7 @@ class TrainSettings:
             raise UserError(f"train.ema={self.ema}: must be in [0, 1), such as 0.999")
         if self.evaluate_every < 1:
             raise UserError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
-        _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every")
+        _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every", "feedback")
 
     @property
     def half(self) -> bool | None:

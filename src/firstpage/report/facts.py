@@ -8,6 +8,7 @@ from typing import Any
 
 from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import ModelSettings
+from firstpage.runs.mark_ranks import MarkRanks
 from firstpage.runs.record import Record
 
 
@@ -24,6 +25,7 @@ def run_facts(record: Record) -> dict[str, str]:
     if settings:
         loss += f" ({', '.join(f'{key} {_format_value(value)}' for key, value in settings.items())})"
     dataset = dataset_name(data.get("name", ""), data.get("root", ""), data.get("file", ""))
+    marks = MarkRanks.read(record.folder)
     known = {
         "Loss": loss,
         **model_facts(recipe.model),
@@ -37,6 +39,7 @@ def run_facts(record: Record) -> dict[str, str]:
         "Seed": recipe.train.seed,
         "Protocol": recipe.train.protocol,
         "Data": f"{dataset}, {data['images']:,} images" if {"name", "images"} <= set(data) else None,
+        "Marks": "" if marks is None else marks.text(),
         "Data fingerprint": str(data["fingerprint"])[:16] if "fingerprint" in data else None,
         "Device": about.get("device"),
         "Time in training": _format_seconds(result.get("seconds")),
@@ -48,7 +51,7 @@ def run_facts(record: Record) -> dict[str, str]:
         "Python": about.get("python"),
         "git": str(about["git"])[:12] if about.get("git") else None,
     }
-    return {name: str(value) for name, value in known.items() if value is not None}
+    return {name: str(value) for name, value in known.items() if value not in (None, "")}
 
 
 def dataset_name(kind: str, root: str | Path, file: str = "") -> str:

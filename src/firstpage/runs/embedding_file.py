@@ -149,7 +149,17 @@ def _write_csv(file: BinaryIO, arrays: dict[str, Any]) -> None:
     text.detach()
 
 
-def _write_parquet(file: BinaryIO, arrays: dict[str, Any]) -> None:
+def write_parquet(file: BinaryIO, arrays: dict[str, Any]) -> None:
+    """Write embeddings into an open Parquet file, with the columns path, label, split and embedding.
+
+    Args:
+        file: The file.
+        arrays: `embeddings` [N, dim], `labels` [N], `classes`, `paths` [N] and `splits` [N].
+
+    >>> names = np.array(["a.jpg"])
+    >>> arrays = {"embeddings": np.ones((1, 2), np.float32), "labels": np.zeros(1, int), "classes": names}
+    >>> write_parquet(io.BytesIO(), arrays | {"paths": names, "splits": names})
+    """
     import pyarrow
     from pyarrow.parquet import write_table
 
@@ -167,7 +177,7 @@ def _write_parquet(file: BinaryIO, arrays: dict[str, Any]) -> None:
 _WRITERS: dict[str, Callable[[BinaryIO, dict[str, Any]], None]] = {
     ".npz": _write_npz,
     ".csv": _write_csv,
-    ".parquet": _write_parquet,
+    ".parquet": write_parquet,
 }
 
 

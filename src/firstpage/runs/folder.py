@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 import firstpage
 from firstpage import durable
 from firstpage.data.catalog import Catalog
+from firstpage.data.marks import FILE, QUERIES
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.record import Record
@@ -97,7 +98,12 @@ class RunFolder:
             record = Record.read(self.path)
         except FileNotFoundError:
             durable.check(self.path / "run.json")
-            begun = (".lock", "recipe.toml")  # by a run that was killed, perhaps inside a write
+            begun = (
+                ".lock",
+                "recipe.toml",
+                FILE,
+                QUERIES,
+            )  # by a run that was killed, perhaps inside a write
             names = (path.name for path in self.path.iterdir()) if self.path.is_dir() else iter(())
             other = next((name for name in names if name not in begun and not name.endswith(".part")), None)
             if other is not None:
@@ -115,6 +121,12 @@ class RunFolder:
         data = record.about.get("data") or {}
         if data.get("fingerprint") != fingerprint(catalog):
             other = f"on other data, {data.get('name')!r}"
+        if data.get("marks") != (catalog.marks.digest if catalog.marks else None):
+            other = (
+                f"with other marks: --feedback {self.path} repeats its own"
+                if data.get("marks")
+                else "without marks"
+            )
         if other:
             raise UserError(
                 f"{self.path}: contains a run {other}: nothing was changed; "
@@ -134,6 +146,8 @@ class RunFolder:
         if self.path is None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
+        if catalog.marks is not None:
+            catalog.marks.save(self.path)
         durable.write(self.path / "recipe.toml", recipe.toml().encode())
         about = {
             "firstpage": firstpage.__version__,
@@ -151,7 +165,8 @@ class RunFolder:
             }
             | ({"file": catalog.file} if catalog.file else {})
             | ({"classes": catalog.class_rule} if catalog.class_rule else {})
-            | ({"train_classes": list(train_classes)} if train_classes else {}),
+            | ({"train_classes": list(train_classes)} if train_classes else {})
+            | ({"marks": catalog.marks.digest} if catalog.marks else {}),
         }
         self._write(about)
         self._open_log(0)

@@ -27,6 +27,7 @@ class _Data(TypedDict, total=False):
     file: str
     classes: str
     train_classes: list[str]
+    marks: str
 
 
 class _Result(TypedDict, total=False):

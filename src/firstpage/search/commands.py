@@ -1,8 +1,5 @@
-"""The commands `firstpage index …` and `firstpage search`."""
+"""The commands `firstpage index …`."""
 
-import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,15 +23,32 @@ def _build(
     precision: Annotated[str, typer.Option(help="float32, or float16 for half the size.")] = "float32",
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: _Cache = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Embed on a Ray cluster: auto, or its address.")
+    ] = None,
 ) -> None:
     """Embed images with a trained model and make an index of them."""
     from firstpage.data import read
+    from firstpage.evaluation.calibration import Calibration
     from firstpage.models.device import resolve_device
     from firstpage.models.embedder import Embedder
     from firstpage.search.index import Index
 
-    embedder = Embedder.load(model, resolve_device(device))
-    index = Index.build(out, embedder, read(photos, unlabeled=True), precision=precision, cache=cache)
+    embedder, catalog = Embedder.load(model, resolve_device(device)), read(photos, unlabeled=True)
+    vectors = None
+    if ray is not None:
+        from firstpage.search.ray_embedding import embed_for_index
+
+        catalog, vectors = embed_for_index(model, catalog, out, address=ray)
+    index = Index.build(
+        out,
+        embedder,
+        catalog,
+        vectors=vectors,
+        precision=precision,
+        calibration=Calibration.read(model),
+        cache=cache,
+    )
     print_text(index.info())
 
 
@@ -86,39 +100,3 @@ def _verify(index: _Index) -> None:
     damage = find_damage(index, read_manifest(index))
     print_text("\n".join(damage) if damage else "OK")
     raise typer.Exit(1 if damage else 0)
-
-
-def search_index(
-    index: _Index,
-    queries: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of them.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
-    ids: Annotated[list[int] | None, typer.Option("--id", help="Image of the index; repeatable.")] = None,
-    where: Annotated[str | None, typer.Option(help="Filter, such as \"label == 'mug'\".")] = None,
-    average: Annotated[bool, typer.Option("--average", help="Search once, by the mean of all.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Print the most similar images of the index for each query."""
-    from firstpage.data import read
-    from firstpage.search.index import Index
-
-    files: list[str] = []
-    for query in queries or []:
-        if query.is_dir():
-            catalog = read(query, unlabeled=True)
-            files += [str(catalog.path(row)) for row in range(len(catalog))]
-        else:
-            files.append(str(query))
-    names = [*files, *(f"id {number}" for number in ids or [])]
-    if not names:
-        raise UserError("search: name an image, a folder of them, or an id with --id")
-    found = Index.open(index).search(files, k, ids=ids or [], where=where, average=average)
-    if average:
-        names = ["the mean of all"]
-    if as_json:
-        table = {name: [asdict(match) for match in line] for name, line in zip(names, found, strict=True)}
-        sys.stdout.write(f"{json.dumps(table, indent=1)}\n")
-        return
-    lines = []
-    for name, matches in zip(names, found, strict=True):
-        lines += [name, *(f"  {match.score:6.3f}  {match.label}  {match.path}" for match in matches)]
-    print_text("\n".join(lines))

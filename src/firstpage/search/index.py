@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,8 @@ from firstpage.data.file_download import file_sha256
 from firstpage.data.framing import file_state
 from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
+from firstpage.evaluation import calibration as calibrations
+from firstpage.evaluation.calibration import Calibration
 from firstpage.models.embedder import Embedder
 from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.pairs import unit
@@ -41,31 +43,10 @@ from firstpage.search.index_folder import (
     write_manifest,
     write_segment,
 )
+from firstpage.search.match import Match
 from firstpage.search.segment import Part, image_path, write_images
 
 BLOCK = 2**16  # vectors compared at a time
-
-
-@dataclass(frozen=True)
-class Match:
-    """A result of a search.
-
-    Attributes:
-        id: Of the image in the index.
-        score: Its cosine with the query, 1 for the same image.
-        path: Its file.
-        label: Its class.
-        columns: Further columns of the table that it came from.
-
-    >>> Match(7, 0.93, "mugs/1.jpg", "mug").label
-    'mug'
-    """
-
-    id: int
-    score: float
-    path: str
-    label: str
-    columns: dict[str, str] = field(default_factory=dict)
 
 
 class Index:
@@ -119,7 +100,9 @@ class Index:
         model: Embedder,
         catalog: Catalog,
         *,
+        vectors: np.ndarray | None = None,
         precision: str = "float32",
+        calibration: Calibration | None = None,
         cache: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> Self:
@@ -129,12 +112,15 @@ class Index:
             folder: A folder that does not exist, or is empty.
             model: Embeds the images; it is saved with the index.
             catalog: The images.
+            vectors: [N, dim] Vectors of the images, which this model made. Defaults to embedding them.
             precision: Of the stored vectors: `float32`, or `float16` for half the size.
+            calibration: Of the model, for the probabilities of results: `Calibration.read` of its folder.
             cache: Folder for decoded pixels. Defaults to the user's cache.
             progress: Show progress bars.
 
         Raises:
-            UserError: The folder is in use, or there is no such precision.
+            UserError: The folder is in use, there is no such precision, or the calibration is of another
+                model.
         """
         place = Path(folder)
         if precision not in PRECISIONS:
@@ -146,9 +132,15 @@ class Index:
         place.mkdir(parents=True, exist_ok=True)
         with _changing(place):
             model.save(place / MODEL)
-            files = {name: file_sha256(place / MODEL / name) for name in ("config.json", "model.safetensors")}
-            empty = Manifest(VERSION, model_fingerprint(model), model.dim, precision, model_files=files)
-            segment = write_images(place, empty, model, catalog, cache=cache, progress=progress)
+            names, fingerprint = ["config.json", "model.safetensors"], model_fingerprint(model)
+            if calibration is not None:
+                if calibration.model != fingerprint:
+                    raise UserError("calibration: is of another model: run firstpage calibrate again")
+                names.append(calibration.save(place / MODEL).name)
+            files = {name: file_sha256(place / MODEL / name) for name in names}
+            empty = Manifest(VERSION, fingerprint, model.dim, precision, model_files=files)
+            options: Any = {"cache": cache, "progress": progress, "vectors": vectors}
+            segment = write_images(place, empty, model, catalog, **options)
             segments = (segment,) if segment.rows else ()
             write_manifest(place, replace(empty, generation=1, next_id=segment.rows, segments=segments))
         return cls(place)
@@ -160,6 +152,11 @@ class Index:
         """Return what is known about each image: id, path, label, columns, size and time of the file."""
         return [row for part in self._parts for row in part.rows()]
 
+    def row(self, id: int) -> dict[str, Any]:
+        """Return what is known about an image, as `rows` does."""
+        part, number = self._find(self._places([id])[0])
+        return part.row(number)
+
     @cached_property
     def model(self) -> Embedder:
         """The embedder of the index."""
@@ -167,6 +164,14 @@ class Index:
         if model_fingerprint(model) != self.manifest.model:
             raise UserError(f"{self.folder / MODEL}: is not the model of this index: restore it from a copy")
         return model
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What its scores mean; None if the model was not calibrated, or for all its dimensions only."""
+        if calibrations.FILE not in self.manifest.model_files:
+            return None
+        calibration = Calibration.read(self.folder / MODEL, self.manifest.model)
+        return calibration if calibration and calibration.dim == self.manifest.dim else None
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -185,6 +190,7 @@ class Index:
         ids: Sequence[int] = (),
         where: str | None = None,
         average: bool = False,
+        min_precision: float | None = None,
     ) -> list[list[Match]]:
         """Return the most similar images of each query, the best first.
 
@@ -194,12 +200,15 @@ class Index:
             ids: Images of the index as queries, after the others. They are not among their own results.
             where: A filter on labels and columns, such as `label == 'mug' and price < 20`.
             average: Search once, by the mean of all queries.
+            min_precision: Leave out results below the score from which on this share of them is right.
 
         Raises:
-            UserError: An image cannot be decoded, an id is not in the index, or the filter is not valid.
+            UserError: An image cannot be decoded, an id is not in the index, or the filter is not valid; or
+                the model was not calibrated, or not to such a precision.
         """
         if k < 1:
             raise UserError(f"k={k}: must be at least 1")
+        least = -2.0 if min_precision is None else self._threshold(min_precision)
         places = self._places(ids)
         parts = [torch.from_numpy(np.stack([self._vector(place) for place in places]))] if places else []
         if isinstance(queries, Tensor):
@@ -215,10 +224,13 @@ class Index:
         if average:
             vectors, own = unit(vectors.mean(dim=0, keepdim=True)), torch.tensor([-1])
         allowed = None if where is None else torch.from_numpy(matching_rows(where, self.columns))
-        scores, found = self._nearest(vectors, k, own, allowed)
+        scores, found = (part.numpy() for part in self._nearest(vectors, k, own, allowed))
+        same = (
+            np.full(scores.shape, None) if self.calibration is None else self.calibration.probability(scores)
+        )
         return [
-            [self._match(int(row), float(score)) for score, row in zip(*line, strict=True) if score > -2]
-            for line in zip(scores, found, strict=True)
+            [self._match(*one) for one in zip(*line, strict=True) if one[1] >= least]
+            for line in zip(same.tolist(), scores.tolist(), found.tolist(), strict=True)
         ]
 
     def add(
@@ -324,10 +336,16 @@ class Index:
         part, number = self._find(place)
         return np.asarray(part.vectors[number], np.float32)
 
-    def _match(self, place: int, score: float) -> Match:
+    def _match(self, probability: float | None, score: float, place: int) -> Match:
         part, number = self._find(place)
         row = part.row(number)
-        return Match(row["id"], score, row["path"], row["label"], row["columns"])
+        return Match(row["id"], score, row["path"], row["label"], row["columns"], probability)
+
+    def _threshold(self, precision: float) -> float:
+        if self.calibration is None:
+            remedy = "run firstpage calibrate RUN, then build the index"
+            raise UserError(f"min_precision={precision:g}: the model was not calibrated: {remedy}")
+        return self.calibration.threshold(precision)
 
     def _change(
         self,

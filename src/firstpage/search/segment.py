@@ -100,6 +100,7 @@ def write_images(
     *,
     cache: str | os.PathLike[str] | None,
     progress: bool,
+    vectors: np.ndarray | None = None,
 ) -> Segment:
     """Embed the readable images of a catalog into a new segment, which no manifest names yet.
 
@@ -110,6 +111,7 @@ def write_images(
         catalog: The images.
         cache: Folder for decoded pixels. Defaults to the user's cache.
         progress: Show progress bars.
+        vectors: Of the images. Defaults to embedding them.
     """
     lines: list[dict[str, Any]] = []
     pictures = io.BytesIO()
@@ -119,7 +121,10 @@ def write_images(
             such = f"such as {printable(catalog.paths[row])} ({reason})"
             warnings.warn(f"left out {len(store.unreadable):,} unreadable images, {such}", stacklevel=2)
         readable = np.flatnonzero(store.ok)
-        vectors = model.embed(store, rows=readable, progress=progress)
+        if vectors is None:
+            vectors = model.embed(store, rows=readable, progress=progress).numpy()
+        else:
+            vectors = vectors[readable]
         parts = [readable[start : start + BATCH] for start in range(0, len(readable), BATCH)]
         for rows, batch in zip(parts, store.batches(parts, "cpu"), strict=True):
             for number, row in enumerate(rows.tolist()):
@@ -141,7 +146,7 @@ def write_images(
                     }
                 )
     contents = {
-        VECTORS: vectors.numpy().astype(PRECISIONS[manifest.precision]).tobytes(),
+        VECTORS: vectors.astype(PRECISIONS[manifest.precision]).tobytes(),
         IDS: np.array([line["id"] for line in lines], "<i8").tobytes(),
         ROWS: b"".join(json.dumps(line).encode() + b"\n" for line in lines),
         THUMBNAILS: pictures.getvalue(),

@@ -44,6 +44,13 @@ class TrainBatches:
         self.image_ids = torch.from_numpy(rows).to(device)
         self._pixels, self._augment, self._seed, self._device = pixels, augment, seed, device
 
+    def path(self, image_id: int) -> str:
+        """Return the path of an image by its id: of the catalog, or a marked one after them."""
+        count, marks = len(self.catalog), self.catalog.marks
+        return (
+            self.catalog.paths[image_id] if image_id < count or not marks else marks.images[image_id - count]
+        )
+
     def ahead(
         self, sampler: Iterable[list[int]], split: Callable[[int], list[slice]], count: int = 2
     ) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import RunFolder
 from firstpage.training.batches import TrainBatches
+from firstpage.training.feedback import JoinedPixels
 from firstpage.training.health import CollapseDetector
 from firstpage.training.nonfinite import NonFiniteGuard
 from firstpage.training.optimizer import gradients, make_optimizer, set_lr, update_ema
@@ -60,14 +61,18 @@ class TrainJob:
         run: RunFolder,
         ranks: Ranks,
     ) -> None:
+        if setup.marked and not isinstance(pixels, JoinedPixels):
+            raise UserError("pixels: have no marked images: leave them out to train on marks")
         self.recipe, self.catalog, self.setup, self.pixels = recipe, catalog, setup, pixels
         self.model, self.ranks, device = model, ranks, model.device
         self.eval_model = copy.deepcopy(model) if recipe.train.ema else model
         self.steps = recipe.schedule.epochs * len(setup.sampler)
         half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
-        rows, seed = setup.split.train, recipe.train.seed
+        rows, seed = setup.rows, recipe.train.seed
         self.batches = TrainBatches(catalog, rows, setup.labels, pixels, setup.augment, seed, device)
-        self.step = TrainStep(recipe, model, setup.criteria, setup.memories, half=half, ranks=ranks)
+        self.step = TrainStep(
+            recipe, model, setup.criteria, setup.memories, half=half, ranks=ranks, marked=setup.marked
+        )
         self.optimizer = make_optimizer(recipe.optimizer, model, setup.criteria)
         self.guard = NonFiniteGuard(self.step, self.batches, device, run.path)
         self.guard.protect(self.optimizer)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.jpeg_store import open_pixels
 from firstpage.data.splits import unreadable_note
 from firstpage.data.training_plan import BatchTooLarge
 from firstpage.models.device import resolve_device
@@ -21,6 +20,7 @@ from firstpage.training.criteria import describe_loss
 from firstpage.training.defaults import complete_recipe
 from firstpage.training.display import Display
 from firstpage.training.duration import estimate_duration
+from firstpage.training.feedback import open_training_pixels
 from firstpage.training.job import TrainJob
 from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.monitor import Monitor
@@ -93,7 +93,7 @@ def fit(
             with suppress(BatchTooLarge):
                 prepare(recipe, catalog, None, model, world_size=ranks.world_size, loss=loss)
             show = progress and ranks.is_first
-            opened = open_pixels(catalog, cache, model.framing, kind=recipe.train.store, progress=show)
+            opened = open_training_pixels(catalog, cache, model.framing, recipe.train.store, progress=show)
             pixels = stack.enter_context(closing(opened)).to(target)
         ranks.barrier()  # the others may take longer to decode theirs
         setup = prepare(recipe, catalog, pixels.ok, model, world_size=ranks.world_size, loss=loss)

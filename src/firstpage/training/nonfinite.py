@@ -133,7 +133,7 @@ class NonFiniteGuard:
             command = f"from firstpage.training import reproduce; print(reproduce({str(path)!r}).text())"
             remedy = f'python -c "{command}" repeats it'
         ids = self._batches.rows[batch.rows].tolist()
-        paths = [self._batches.catalog.paths[row] for row in ids[:2]]
+        paths = [self._batches.path(row) for row in ids[:2]]
         shown = ", ".join(map(str, ids[:4])) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
         raise NonFiniteError(
             f"after step {batch.step}: NaN or infinity on images {shown} ({', '.join(paths)}, …): {remedy}; "

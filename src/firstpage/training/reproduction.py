@@ -36,7 +36,7 @@ def save_snapshot(path: Path, step: TrainStep, batches: TrainBatches, batch: Bat
         "recipe": asdict(step.recipe),
         "step": batch.step,
         "image_ids": ids,
-        "paths": [batches.catalog.paths[row] for row in ids],
+        "paths": [batches.path(row) for row in ids],
         "images": batches.images(batch.rows, batch.step, slice(0, len(ids))),
         "labels": batches.labels[batch.rows],
         "model": step.model.state_dict(),
@@ -128,7 +128,8 @@ def reproduce(
     images = state["images"].to(target, memory_format=torch.channels_last)
     labels, ids = state["labels"].to(target), torch.tensor(state["image_ids"], device=target)
     shares = [Ranks(rank, state["world"]).share(len(labels)) for rank in range(state["world"])]
-    step = TrainStep(recipe, model, criteria, memories, half=state["half"])
+    marked = int((labels < 0).sum())
+    step = TrainStep(recipe, model, criteria, memories, half=state["half"], marked=marked)
     value = math.nan
     try:
         value = step(lambda rows: images[rows], labels, ids, state["step"], shares=shares).item()

@@ -20,6 +20,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import BatchSettings
 from firstpage.training.criteria import make_criteria
+from firstpage.training.feedback import MarkedSampler, marked_rows
 from firstpage.training.memory import Memory, check_memory
 from firstpage.training.seeding import seeded
 
@@ -34,7 +35,10 @@ class BatchSampler(Protocol):
     `MySampler(labels, batch_size, images_per_class, oversample=..., seed=...)`.
     """
 
-    epoch: int  # finished so far
+    @property
+    def epoch(self) -> int:
+        """Number of epochs finished so far."""
+        ...
 
     def __iter__(self) -> Iterator[list[int]]: ...
     def __len__(self) -> int: ...
@@ -53,7 +57,10 @@ class TrainSetup:
 
     Attributes:
         split: The rows of the catalog to train on, to select the best model on, and to test on.
-        labels: [train] Classes of the training rows, numbered without gaps, for proxies and β.
+        rows: Rows to draw batches from: those to train on, and after them two for each marked pair of images.
+        labels: [rows] Classes of the training rows, numbered without gaps, for proxies and β. Negative ones
+            are those of marked pairs: see `training.feedback`.
+        marked: Number of images of marked pairs at the end of each batch.
         sampler: Plans the global batches.
         augment: Turns stored pixels into network input.
         criteria: The loss of each level.
@@ -61,11 +68,13 @@ class TrainSetup:
     """
 
     split: DataSplit
+    rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     sampler: BatchSampler
     augment: Augment
     criteria: nn.ModuleList
     memories: list[Memory]
+    marked: int = 0
 
 
 def prepare(
@@ -131,7 +140,13 @@ def prepare(
         memories.append(memory.to(model.device))
     # A run without epochs draws no batch, so that the data of a baseline need not fill one.
     batch = recipe.batch if recipe.schedule.epochs else replace(recipe.batch, size=2, images_per_class=1)
-    return TrainSetup(split, labels, _make_sampler(batch, labels, seed), augment, criteria, memories)
+    sampler = _make_sampler(batch, labels, seed)
+    if catalog.marks is None:
+        return TrainSetup(split, split.train, labels, sampler, augment, criteria, memories)
+    with_marks = MarkedSampler(sampler, len(labels), len(catalog.marks), seed)
+    rows, kinds = marked_rows(catalog.marks, len(catalog))
+    rows, labels = np.concatenate([split.train, rows]), np.concatenate([labels, kinds])
+    return TrainSetup(split, rows, labels, with_marks, augment, criteria, memories, with_marks.marked)
 
 
 def _make_sampler(settings: BatchSettings, labels: NDArray[np.int64], seed: int) -> BatchSampler:

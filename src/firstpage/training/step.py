@@ -10,6 +10,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.pairs import Pairs
 from firstpage.recipes.recipe import Recipe
 from firstpage.training.compiling import compile_network
+from firstpage.training.feedback import marked_loss
 from firstpage.training.gradient_caching import Levels, backward, chunk_slices
 from firstpage.training.health import step_health
 from firstpage.training.memory import Memory
@@ -31,9 +32,10 @@ class TrainStep:
         memories: The cross-batch memory of each level, or none.
         half: Run the network in bfloat16.
         ranks: The processes that share a batch.
+        marked: Number of images at the end of each batch that are marked pairs; see `training.feedback`.
 
     Attributes:
-        levels: The embeddings [B, D] of the last global batch, one tensor for each head of the model.
+        levels: The embeddings [B, D] of the last global batch but its marked pairs, one tensor for each head.
         parameters: Those of the model.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=32, crop=32)
@@ -54,10 +56,12 @@ class TrainStep:
         *,
         half: bool = False,
         ranks: Ranks | None = None,
+        marked: int = 0,
     ) -> None:
         self.recipe, self.model, self.criteria, self.memories = recipe, model, criteria, memories
         self.half, self.ranks = half, Ranks() if ranks is None else ranks
         self.levels: list[Tensor] = []
+        self._marked = marked
         self._device = model.device
         self.parameters = list(model.parameters())  # listed once: a network of many parts is slow to walk
         compiled = recipe.train.compile
@@ -94,11 +98,17 @@ class TrainStep:
 
         def loss(levels: Levels) -> Tensor:
             together = shares is not None  # then all rows are here
-            self.levels = [level if together else self.ranks.gather(level, len(ids)) for level in levels]
+            whole = [level if together else self.ranks.gather(level, len(ids)) for level in levels]
             if check is not None:
-                check(*self.levels)
+                check(*whole)
+            count = len(ids) - self._marked
+            self.levels = [level[:count] for level in whole] if self._marked else whole
             with seeded(device, "loss", seed, step):  # the same random numbers on all ranks
-                return self._loss(labels, ids)
+                value = self._loss(labels[:count], ids[:count])
+            if not self._marked:
+                return value
+            marks = [marked_loss(level[count:], labels[count:]) for level in whole]
+            return value + self.recipe.train.feedback * torch.stack(marks).sum()
 
         value = backward(
             self.model,
@@ -132,7 +142,8 @@ class TrainStep:
     def health(self, labels: Tensor, ids: Tensor, step: int) -> dict[str, Tensor]:
         """Return the health metrics of the last level in the last step, on its device; see `step_health`."""
         self.levels = [level.detach() for level in self.levels]
-        last = len(self.levels) - 1
+        last, count = len(self.levels) - 1, len(self.levels[0])
+        labels, ids = labels[:count], ids[:count]
         pairs = Pairs.of(self.levels[last], labels, **self._candidates(last, labels, ids))
         with seeded(self._device, "loss", self.recipe.train.seed, step):  # as the step drew them
             return step_health(self.criteria[last], pairs)
@@ -140,4 +151,4 @@ class TrainStep:
     def push_memories(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
         """Push the last batch into the memories, unless a flag on the device is set."""
         for memory, level in zip(self.memories, self.levels, strict=False):
-            memory.push(level, labels, ids, unless=unless)
+            memory.push(level, labels[: len(level)], ids[: len(level)], unless=unless)
