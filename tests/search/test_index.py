@@ -102,7 +102,7 @@ def test_blocks_and_segments_do_not_matter(built, shop, tmp_path, monkeypatch):
     grown = built.add(catalog_of(shop, [*NAMES, "jug/0.png"]), cache=tmp_path / "cache", progress=False)
     assert len(grown.manifest.segments) == 2
     expected = grown.search(ids=range(13), k=6)
-    monkeypatch.setattr("firstpage.search.index.BLOCK", 5)
+    monkeypatch.setattr("firstpage.search.vectors.BLOCK", 5)
     again = grown.search(ids=range(13), k=6)
     assert [[match.id for match in line] for line in again] == [[m.id for m in line] for line in expected]
 
