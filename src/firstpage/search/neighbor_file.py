@@ -66,17 +66,17 @@ class NeighborSearch:
         self, queries: Tensor, k: int, allowed: np.ndarray | None, where: str | None
     ) -> np.ndarray:
         """Return the ids of more than k images that are probably the nearest of each query: [Q, C]."""
-        faiss, options = self._faiss, {}
-        if allowed is not None:
-            bits = np.packbits(allowed, bitorder="little")
-            options["sel"] = faiss.IDSelectorBitmap(bits)
+        faiss, options, effort = self._faiss, {}, 1
+        if allowed is not None:  # the nearest that may be named are farther away
+            options["sel"] = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+            effort = math.ceil(min(16, len(allowed) / max(1, np.count_nonzero(allowed))))
         if self._about.kind == "hnsw":
             count = 4 * k
-            parameters = faiss.SearchParametersHNSW(efSearch=max(256, 2 * count), **options)
+            parameters = faiss.SearchParametersHNSW(efSearch=max(256, 2 * count) * effort, **options)
         else:
             lists = faiss.extract_index_ivf(self._index).nlist
             count = max(256, 16 * k)
-            parameters = faiss.SearchParametersIVF(nprobe=max(8, lists // 32), **options)
+            parameters = faiss.SearchParametersIVF(nprobe=max(8, lists // 32) * effort, **options)
         count = min(count, self._about.rows)
         ids: np.ndarray = self._index.search(queries.numpy(), count, params=parameters)[1]
         return ids
