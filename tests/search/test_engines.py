@@ -234,6 +234,22 @@ def test_a_damaged_file_is_told_of_and_not_used(approximate, plain, damage, monk
     assert mended.sync().manifest == mended.manifest
 
 
+def test_every_file_is_checked(approximate):
+    for path in [path for path in sorted(approximate.folder.rglob("*")) if path.is_file()]:
+        content = bytearray(path.read_bytes())
+        if not content:  # the thumbnails of vectors
+            continue
+        content[len(content) // 3] ^= 4
+        path.write_bytes(content)
+        if path.name == "index.json":
+            with pytest.raises(UserError, match=r"index\.json"):
+                Index.open(approximate.folder)
+        else:
+            assert approximate.verify() == [f"{path.relative_to(approximate.folder)}: damaged"]
+        content[len(content) // 3] ^= 4
+        path.write_bytes(content)
+
+
 def test_the_engine_follows_the_size(model, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs faiss-cpu")
     monkeypatch.setattr(engines, "EXACT", 300)

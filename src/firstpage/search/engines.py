@@ -152,7 +152,7 @@ def measure(vectors: Vectors, engine: Engine | None, truth: np.ndarray | None = 
     else:
         asked = _read(truth, rows)
         blocks = (np.arange(start, min(start + BLOCK, len(truth))) for start in range(0, len(truth), BLOCK))
-        cosines = ((asked @ _read(truth, block).T, torch.from_numpy(block)) for block in blocks)
+        cosines = ((asked @ _read(truth, block).T, int(block[0])) for block in blocks)
         best, _ = leave_out(*largest(asked, k + 1, cosines), own)
         right = _read(truth, found.flatten().numpy()).view(*found.shape, -1)
         scores = torch.bmm(right, asked.unsqueeze(2)).squeeze(2)

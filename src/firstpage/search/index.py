@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from firstpage._text import format_size
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import decode_image
 from firstpage.data.framing import file_state
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
@@ -26,10 +24,10 @@ from firstpage.search import changes
 from firstpage.search.changes import Addition
 from firstpage.search.engines import Engine, EngineError, nearest
 from firstpage.search.filters import matching_rows
-from firstpage.search.index_folder import MODEL, THUMBNAILS, column_names, find_damage, read_manifest
+from firstpage.search.index_folder import MODEL, column_names, find_damage, read_manifest
 from firstpage.search.milvus_mirror import MilvusMirror
 from firstpage.search.neighbor_file import NeighborSearch
-from firstpage.search.segment import THUMBNAIL, Rows, image_path, path_hash
+from firstpage.search.segment import Rows, image_path, path_hash
 from firstpage.search.vectors import Vectors, leave_out
 
 
@@ -312,16 +310,7 @@ class Index:
             UserError: There is no such id.
         """
         part, number = self._vectors.part(int(self._vectors.rows_of([id])[0]))
-        row = part.row(number)
-        begin, length = row["thumbnail"]
-        if not length:  # it was added as a vector
-            image, picture = decode_image(row["path"]), BytesIO()
-            image.thumbnail((THUMBNAIL, THUMBNAIL))
-            image.save(picture, "JPEG", quality=80)
-            return picture.getvalue()
-        with open(part.place / THUMBNAILS, "rb") as file:
-            file.seek(begin)
-            return file.read(length)
+        return part.thumbnail(number)
 
     def _cut(self, vectors: Tensor) -> Tensor:
         """Return vectors as those of the index: the first dimensions, of length one."""

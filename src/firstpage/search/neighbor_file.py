@@ -69,7 +69,7 @@ class NeighborSearch:
         faiss, options, effort = self._faiss, {}, 1
         if allowed is not None:  # the nearest that may be named are farther away
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-            effort = math.ceil(min(16, len(allowed) / max(1, np.count_nonzero(allowed))))
+            effort = math.ceil(min(16, len(allowed) / max(1, int(np.count_nonzero(allowed)))))
         if self._about.kind == "hnsw":
             count = 4 * k
             parameters = faiss.SearchParametersHNSW(efSearch=max(256, 2 * count) * effort, **options)

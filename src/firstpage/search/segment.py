@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import printable
+from firstpage.data.decode import decode_image, printable
 from firstpage.data.framing import file_state
 from firstpage.data.jpeg_store import JpegStore, open_store
 from firstpage.data.store import PixelStore
@@ -78,9 +78,9 @@ class Part:
             self.vectors = np.memmap(self.place / VECTORS, PRECISIONS[manifest.precision], "c", shape=shape)
             self._text = np.memmap(self.place / ROWS, np.uint8, "r")
         except (OSError, ValueError, IndexError) as error:
-            raise self._damaged() from error
+            raise self.damaged() from error
         if len(lines) != segment.rows or self._ends[-1] != len(self._text):
-            raise self._damaged()
+            raise self.damaged()
 
     def decode(self, numbers: np.ndarray | slice) -> Tensor:
         """Return some vectors, of length one: [n, dim] float32."""
@@ -114,12 +114,32 @@ class Part:
         try:  # within a line, JSON writes no line break
             rows: list[dict[str, Any]] = json.loads(b"[%s]" % text.replace(b"\n", b","))
         except ValueError as error:
-            raise self._damaged() from error
+            raise self.damaged() from error
         if len(rows) != stop - start:
-            raise self._damaged()
+            raise self.damaged()
         return rows
 
-    def _damaged(self) -> UserError:
+    def thumbnail(self, number: int) -> bytes:
+        """Return a small JPEG of an image; of one that was added as a vector, made from its file now."""
+        row = self.row(number)
+        begin, length = row["thumbnail"]
+        if not length:
+            image, picture = decode_image(row["path"]), io.BytesIO()
+            image.thumbnail((THUMBNAIL, THUMBNAIL))
+            image.save(picture, "JPEG", quality=80)
+            return picture.getvalue()
+        try:
+            with open(self.place / THUMBNAILS, "rb") as file:
+                file.seek(begin)
+                picture_bytes = file.read(length)
+        except OSError as error:
+            raise self.damaged() from error
+        if len(picture_bytes) != length:
+            raise self.damaged()
+        return picture_bytes
+
+    def damaged(self) -> UserError:
+        """Return the error to raise."""
         return UserError(
             f"{self.place}: damaged or incomplete: firstpage index verify finds out; restore it from a copy"
         )
@@ -252,12 +272,13 @@ def _thumbnails(store: PixelStore | JpegStore, readable: np.ndarray, sizes: list
 def _rows(catalog: Catalog, readable: np.ndarray, lines: np.ndarray, sizes: list[int]) -> Iterator[bytes]:
     """Return a line about each image, and note where it ends."""
     begin = end = 0
-    for number, row in enumerate(readable.tolist()):
+    ids, ends, hashes = lines["id"].tolist(), lines["end"], lines["path"]
+    for number, (id, row) in enumerate(zip(ids, readable.tolist(), strict=True)):
         path = image_path(catalog, row)
         size, mtime = file_state(path)
         length = sizes[number] if sizes else 0
         about = {
-            "id": int(lines[number]["id"]),
+            "id": id,
             "path": path,
             "label": catalog.classes[catalog.labels[row]],
             "columns": {name: values[row] for name, values in catalog.columns.items()},
@@ -265,10 +286,9 @@ def _rows(catalog: Catalog, readable: np.ndarray, lines: np.ndarray, sizes: list
             "mtime": mtime,
             "thumbnail": [begin, length],
         }
-        begin += length
         text = json.dumps(about).encode() + b"\n"
-        end += len(text)
-        lines[number] = (about["id"], end, path_hash(path))
+        begin, end = begin + length, end + len(text)
+        ends[number], hashes[number] = end, path_hash(path)
         yield text
 
 
@@ -294,7 +314,7 @@ def image_path(catalog: Catalog, row: int) -> str:
     >>> image_path(catalog, 0)
     '/birds/auk.jpg'
     """
-    return os.path.abspath(catalog.path(row))
+    return os.path.abspath(os.path.join(catalog.root, catalog.paths[row]))
 
 
 def path_hash(path: str) -> int:

@@ -90,26 +90,30 @@ class Vectors:
         """
         return largest(queries, k, self._cosines(queries, self.kept if allowed is None else allowed, first))
 
-    def _cosines(self, queries: Tensor, allowed: np.ndarray, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the cosines with each block of vectors, and their rows."""
+    def _cosines(
+        self, queries: Tensor, allowed: np.ndarray, first: int
+    ) -> Iterator[tuple[Tensor, Tensor | int]]:
+        """Return the cosines with each block of vectors, and the rows of these or the first of them."""
         for part, begin in zip(self.parts, self._firsts.tolist(), strict=False):
             for start in range(max(0, first - begin), len(part.ids), BLOCK):
-                block, scale = part.vectors[start : start + BLOCK], part.scale[start : start + BLOCK]
-                mask = allowed[begin + start : begin + start + len(block)]
-                rows = torch.arange(begin + start, begin + start + len(block))
+                block, row = part.vectors[start : start + BLOCK], begin + start
+                mask = allowed[row : row + len(block)]
                 count = np.count_nonzero(mask)
-                few = count < len(mask) / 2  # then only these are read
                 if count == 0:
                     continue
-                if few:
-                    chosen = torch.from_numpy(mask)
-                    block, rows, scale = block[mask], rows[chosen], scale[chosen]
-                cosine = queries @ torch.from_numpy(np.asarray(block)).float().T
-                if part.vectors.dtype == np.int8:
-                    cosine *= scale
-                if count < len(mask) and not few:
-                    cosine.masked_fill_(~torch.from_numpy(mask), -torch.inf)
-                yield cosine, rows
+                if count < len(mask) / 2:  # then only these are read
+                    numbers = np.flatnonzero(mask)
+                    cosine = self._compare(queries, part, block[numbers], start + numbers)
+                    yield cosine, torch.from_numpy(row + numbers)
+                    continue
+                cosine = self._compare(queries, part, block, slice(start, start + BLOCK))
+                if count < len(mask):
+                    cosine.index_fill_(1, torch.from_numpy(np.flatnonzero(~mask)), -torch.inf)
+                yield cosine, row
+
+    def _compare(self, queries: Tensor, part: Part, block: np.ndarray, numbers: np.ndarray | slice) -> Tensor:
+        cosine = queries @ torch.from_numpy(np.asarray(block)).float().T
+        return cosine.mul_(part.scale[numbers]) if block.dtype == np.int8 else cosine
 
     def cosines(self, queries: Tensor, rows: np.ndarray) -> Tensor:
         """Return the cosine of each query with some rows of its own, [Q, C]; -inf for row -1."""
@@ -137,15 +141,15 @@ class Vectors:
                 yield from zip(part.rows(), vectors, strict=True)
 
 
-def largest(queries: Tensor, k: int, blocks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def largest(queries: Tensor, k: int, blocks: Iterable[tuple[Tensor, Tensor | int]]) -> tuple[Tensor, Tensor]:
     """Return the k largest cosines of each query and their rows, best first.
 
     Args:
         queries: [Q, dim].
         k: Number of results.
-        blocks: Cosines [Q, B] with one block of vectors after another, and the rows of these [B].
+        blocks: Cosines [Q, B] with one block of vectors after another, and their rows [B] or the first row.
 
-    >>> cosines = torch.tensor([[0.1, 0.9, 0.5]]), torch.tensor([4, 5, 6])
+    >>> cosines = torch.tensor([[0.1, 0.9, 0.5]]), 4
     >>> largest(torch.zeros(1, 2), 2, [cosines])
     (tensor([[0.9000, 0.5000]]), tensor([[5, 6]]))
     """
@@ -153,7 +157,8 @@ def largest(queries: Tensor, k: int, blocks: Iterable[tuple[Tensor, Tensor]]) ->
     for cosine, row in blocks:
         best, place = cosine.topk(min(k, cosine.shape[1]), dim=1)
         scores, order = torch.cat([scores, best], 1).sort(dim=1, descending=True, stable=True)
-        rows = torch.cat([rows, row[place]], 1).gather(1, order)[:, :k]
+        place = row[place] if isinstance(row, Tensor) else row + place
+        rows = torch.cat([rows, place], 1).gather(1, order)[:, :k]
         scores = scores[:, :k]
     return scores, rows
 
