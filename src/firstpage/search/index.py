@@ -330,7 +330,7 @@ class Index:
                 self._engine = self._engine or self._open_engine()
                 return nearest(self._vectors, self._engine, queries, k, allowed=allowed, where=where)
             except EngineError as error:
-                warnings.warn(f"{error}; until then every vector is compared", stacklevel=3)
+                warnings.warn(f"{error}; every vector is compared instead", stacklevel=3)
                 self._engine, self._exact = None, True
         return self._vectors.nearest(queries, k, allowed)
 

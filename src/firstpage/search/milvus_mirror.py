@@ -19,7 +19,7 @@ from torch import Tensor
 
 from firstpage.errors import UserError, one_line
 from firstpage.search.engines import EXACT, EngineError
-from firstpage.search.index_folder import Manifest, Mirror, column_names, contents
+from firstpage.search.index_folder import ROWS, VECTORS, Manifest, Mirror, column_names, contents
 from firstpage.search.milvus_expressions import milvus_columns, milvus_filter
 from firstpage.search.vectors import Vectors
 
@@ -86,13 +86,14 @@ class MilvusMirror:
         uri = self.address if "://" in self.address else str(folder / self.address)
         token = os.environ.get(TOKEN, "")
         self._client: Any = self._ask(lambda: pymilvus.MilvusClient(uri, token=token, timeout=TIMEOUT))
+        if self._exists():  # a server that was started again may not have it in memory
+            self._ask(lambda: self._client.load_collection(self._name, timeout=TIMEOUT))
 
     def state(self) -> tuple[str, list[str]]:
         """Return which images are here, as `contents` says it, and what their columns are called."""
-        if not self._ask(lambda: self._client.has_collection(self._name, timeout=TIMEOUT)):
+        if not self._exists():
             return "", []
-        options = {"output_fields": ["label", "columns"], "consistency_level": "Strong", "timeout": TIMEOUT}
-        rows = self._ask(lambda: self._client.query(self._name, filter=f"id == {STATE}", **options))
+        rows = self._query(f"id == {STATE}", ["label", "columns"])
         return (rows[0]["label"], list(rows[0]["columns"]["names"])) if rows else ("", [])
 
     def candidates(
@@ -102,6 +103,8 @@ class MilvusMirror:
         count = k + 2  # the row of the state may be among them
         if count > MOST:
             return np.zeros((len(queries), 0), np.int64)
+        if not self._exists():
+            raise self._behind()
         ids = np.full((len(queries), count), STATE)
         for start in range(0, len(queries), 100):
             found = self._ask(
@@ -120,10 +123,7 @@ class MilvusMirror:
                 ids[row, : len(hits)] = [hit["id"] for hit in hits]
         # Asked for afterwards: whoever changes the images says so before.
         if self.state()[0] != self._expected:
-            raise EngineError(
-                f"Milvus at {self.address}: does not have the images of this index: "
-                f"firstpage index sync {self._folder}"
-            )
+            raise self._behind()
         return ids
 
     def sync(self, vectors: Vectors, since: str = "", gone: Iterable[int] = (), first: int = 0) -> None:
@@ -145,16 +145,19 @@ class MilvusMirror:
         if not state:
             self._create(len(ids))
         self._tell(CHANGING, names)
+        marks = [
+            segment.files[VECTORS][:16] + segment.files[ROWS][:16] for segment in self._manifest.segments
+        ]
+        number = np.full(self.until, -1)  # of the segment of each id
+        for place, part in enumerate(vectors.parts):
+            number[part.ids[part.kept]] = place
         delete, insert = np.array(list(gone), np.int64), ids[ids >= first]
         if state != since or not since:
-            there = self._ids()
-            delete, insert, first = np.setdiff1d(there, ids), np.setdiff1d(ids, there), 0
+            delete, insert, first = *self._compare(number, marks), 0
         if names != columns and state:  # every row has every column
             insert, first = ids, 0
-        for start in range(0, len(delete), BATCH):
-            batch = delete[start : start + BATCH].tolist()
-            self._ask(lambda batch=batch: self._client.delete(self._name, ids=batch, timeout=TIMEOUT))  # type: ignore[misc]
-        wanted = np.zeros(self.until + 1, bool)
+        self._delete(delete.tolist())
+        wanted = np.zeros(self.until, bool)
         wanted[insert] = True
         entities = (
             {
@@ -163,6 +166,7 @@ class MilvusMirror:
                 "label": _text(row["label"]),
                 "path": _text(row["path"]),
                 "columns": milvus_columns({name: row["columns"].get(name, "") for name in columns}),
+                "segment": marks[number[row["id"]]],
             }
             for row, vector in (vectors.images(first) if len(insert) else ())
             if wanted[row["id"]]
@@ -171,9 +175,12 @@ class MilvusMirror:
             self._upsert(batch)
         self._tell(self._expected, columns)
 
-    def drop(self) -> None:
-        """Remove the collection."""
-        self._ask(lambda: self._client.drop_collection(self._name, timeout=TIMEOUT))
+    def _behind(self) -> EngineError:
+        remedy = f"firstpage index sync {self._folder} copies them"
+        return EngineError(f"Milvus at {self.address}: does not have the images of this index: {remedy}")
+
+    def _exists(self) -> bool:
+        return bool(self._ask(lambda: self._client.has_collection(self._name, timeout=TIMEOUT)))
 
     def _create(self, count: int) -> None:
         kinds, client = self._pymilvus.DataType, self._client
@@ -183,6 +190,7 @@ class MilvusMirror:
         schema.add_field("label", kinds.VARCHAR, max_length=TEXT)
         schema.add_field("path", kinds.VARCHAR, max_length=TEXT)
         schema.add_field("columns", kinds.JSON)
+        schema.add_field("segment", kinds.VARCHAR, max_length=64)
         index = client.prepare_index_params()
         if count <= EXACT:
             index.add_index("vector", index_type="FLAT", metric_type="IP")
@@ -194,32 +202,49 @@ class MilvusMirror:
 
     def _tell(self, state: str, names: list[str]) -> None:
         vector = np.zeros(self._manifest.dim, np.float32)
-        self._upsert(
-            [{"id": STATE, "vector": vector, "label": state, "path": "", "columns": {"names": names}}]
-        )
+        about = {"label": state, "path": "", "segment": "", "columns": {"names": names}}
+        self._upsert([{"id": STATE, "vector": vector} | about])
 
     def _upsert(self, rows: list[dict[str, Any]]) -> None:
         self._ask(lambda: self._client.upsert(self._name, rows, timeout=TIMEOUT))
 
-    def _ids(self) -> np.ndarray:
-        """Return the ids of all images that are here."""
-        options = {"consistency_level": "Strong", "timeout": TIMEOUT, "batch_size": MOST}
-        pages = self._ask(
-            lambda: self._client.query_iterator(
-                self._name, filter=f"id > {STATE}", output_fields=["id"], **options
-            )
+    def _compare(self, number: np.ndarray, marks: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids here that the index has not, and those of the index that are not here as they are.
+
+        Args:
+            number: [until] The segment of each id, -1 for ids that are not in the index.
+            marks: What tells a segment from those of any other index.
+        """
+        there, other = np.zeros(self.until, bool), np.zeros(self.until, bool)
+        for start in range(0, self.until, MOST):
+            stop = min(start + MOST, self.until)
+            for row in self._query(f"id >= {start} and id < {stop}", ["id", "segment"]):
+                place = number[row["id"]]
+                there[row["id"]] = place >= 0 and row["segment"] == marks[place]
+                other[row["id"]] = place < 0
+        while later := [row["id"] for row in self._query(f"id >= {self.until}", ["id"])]:
+            self._delete(later)  # by a copy of the index that has grown
+        return np.flatnonzero(other), np.flatnonzero(~there & (number >= 0))
+
+    def _delete(self, ids: list[int]) -> None:
+        for start in range(0, len(ids), BATCH):
+            batch = ids[start : start + BATCH]
+            self._ask(lambda batch=batch: self._client.delete(self._name, ids=batch, timeout=TIMEOUT))  # type: ignore[misc]
+
+    def _query(self, where: str, fields: list[str]) -> list[dict[str, Any]]:
+        options = {"limit": MOST, "consistency_level": "Strong", "timeout": TIMEOUT}
+        rows = self._ask(
+            lambda: self._client.query(self._name, filter=where, output_fields=fields, **options)
         )
-        found: list[int] = []
-        while page := self._ask(pages.next):
-            found += [row["id"] for row in page]
-        return np.array(found, np.int64)
+        return list(rows)
 
     def _ask(self, request: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Return the answer to a request; whatever goes wrong with it is an `EngineError`."""
         try:
             return request()
         except Exception as error:  # of gRPC, pymilvus and Milvus Lite, which have no common class
-            raise EngineError(f"Milvus at {self.address}: {one_line(error)}") from None
+            told = ValueError(getattr(error, "message", None) or error)
+            raise EngineError(f"Milvus at {self.address}: {one_line(told)}") from None
 
 
 def _text(text: str) -> str:
