@@ -107,7 +107,7 @@ def renew(folder: Path, manifest: Manifest, vectors: Vectors) -> NeighborFile:
     index = _train(kind, vectors, count)
     for ids, block in vectors.blocks():
         if len(ids):
-            index.add_with_ids(block.numpy(), ids)
+            index.add_with_ids(block, ids)
     name = f"neighbors-{manifest.generation:06d}.faiss"
     faiss = import_faiss()
     digest = write_hashed(

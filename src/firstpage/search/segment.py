@@ -82,10 +82,10 @@ class Part:
         if len(lines) != segment.rows or self._ends[-1] != len(self._text):
             raise self.damaged()
 
-    def decode(self, numbers: np.ndarray | slice) -> Tensor:
+    def decode(self, numbers: np.ndarray | slice) -> np.ndarray:
         """Return some vectors, of length one: [n, dim] float32."""
-        vectors = torch.from_numpy(np.asarray(self.vectors[numbers])).float()
-        return unit(vectors) if self.vectors.dtype == np.int8 else vectors
+        vectors = np.asarray(self.vectors[numbers], np.float32)
+        return vectors * self.scale[numbers].numpy()[:, None] if self.vectors.dtype == np.int8 else vectors
 
     @cached_property
     def scale(self) -> Tensor:

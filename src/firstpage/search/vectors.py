@@ -67,12 +67,12 @@ class Vectors:
 
     def decode(self, rows: np.ndarray) -> Tensor:
         """Return the vectors of some rows, of length one: [n, dim] float32."""
-        vectors = torch.empty(len(rows), self.dim)
+        vectors = np.empty((len(rows), self.dim), np.float32)
         for part, first in zip(self.parts, self._firsts, strict=False):
             here = (rows >= first) & (rows < first + len(part.ids))
             if here.any():
-                vectors[torch.from_numpy(here)] = part.decode(rows[here] - first)
-        return vectors
+                vectors[here] = part.decode(rows[here] - first)
+        return torch.from_numpy(vectors)
 
     def nearest(
         self, queries: Tensor, k: int, allowed: np.ndarray | None = None, first: int = 0
@@ -117,12 +117,12 @@ class Vectors:
 
     def cosines(self, queries: Tensor, rows: np.ndarray) -> Tensor:
         """Return the cosine of each query with some rows of its own, [Q, C]; -inf for row -1."""
-        flat, where = np.unique(rows, return_inverse=True)
-        vectors = self.decode(flat.clip(min=0))[torch.from_numpy(where.reshape(-1))]
-        cosine = torch.bmm(vectors.view(*rows.shape, self.dim), queries.unsqueeze(2)).squeeze(2)
-        return cosine.masked_fill_(torch.from_numpy(rows < 0), -torch.inf)
+        vectors = self.decode(rows.reshape(-1).clip(min=0)).view(*rows.shape, self.dim)
+        # In NumPy: for so few, starting the threads of torch would take longest.
+        cosine = np.einsum("qcd,qd->qc", vectors.numpy(), queries.numpy())
+        return torch.from_numpy(np.where(rows < 0, -np.inf, cosine).astype(np.float32))
 
-    def blocks(self) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Return the ids and vectors of all kept images, many at a time."""
         for part in self.parts:
             for start in range(0, len(part.ids), BLOCK):
@@ -135,9 +135,7 @@ class Vectors:
             if part.ids[-1] >= first:
                 numbers = np.flatnonzero(part.kept)
                 starts = range(0, len(numbers), CHUNK)
-                vectors = (
-                    row for start in starts for row in part.decode(numbers[start : start + CHUNK]).numpy()
-                )
+                vectors = (row for start in starts for row in part.decode(numbers[start : start + CHUNK]))
                 yield from zip(part.rows(), vectors, strict=True)
 
 
