@@ -1,11 +1,12 @@
 """Attack firstpage with what a stranger may hand to it, and count what does not hold.
 
-Mutated, truncated and crafted images, tables, folders, configs, models, embeddings and pixel stores; writers
-of one file at once; a lying server; a full disk; and kills of every command that writes. A failure is any
-exception but UserError and OSError, a traceback or a control character on the terminal, an end by a signal, a
-hang over 20 s, half a file, more memory than documented, and damage that is used in silence. The inputs run
-in two processes that have everything imported; each input draws its lots from the seed, its kind and its
-number, so that one can be repeated alone: `--only images:17`.
+Mutated, truncated and crafted images, tables, folders, configs, models, embeddings, pixel stores and indexes;
+writers of one file at once; a lying server; a full disk; and kills of every command that writes. A failure is
+any exception but UserError and OSError, a traceback or a control character on the terminal, an end by a
+signal, a hang over 20 s, half a file, an index that is neither the old nor the new one, more memory than
+documented, and damage that is used in silence. The inputs run in two processes that have everything imported;
+each input draws its lots from the seed, its kind and its number, so that one can be repeated alone: `--only
+images:17`.
 
 Run: PYTHONPATH=src python benchmarks/hostile.py [--inputs 10000] [--kills 200] [--seed 0] [--only KIND ...]
 """
@@ -33,7 +34,7 @@ for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # of forks, they wo
 import kill  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402 - as the first optimizer would, for seconds, in every fork
-from attacks import HANG, Fault, Place, die_with_parent, forked, images, saved, tables, writing  # noqa: E402
+from attacks import HANG, Fault, Place, die_with_parent, forked, images, indexes, saved, tables, writing  # noqa: E402
 
 from firstpage import cli, report, training  # noqa: E402, F401 - imported before any fork
 from firstpage.data import PixelStore, decode, read  # noqa: E402
@@ -52,7 +53,10 @@ KINDS: dict[str, tuple[float, Callable[[Place], None]]] = {
     "writers": (0.006, writing.writers),
     "downloads": (0.008, writing.downloads),
     "full-disk": (0.006, writing.full_disk),
+    "index-damage": (0.01, indexes.damage),
+    "index-full-disk": (0.003, indexes.full_disk),
     "kills": (0.0, writing.kills),
+    "index-kills": (0.0, indexes.kills),
 }
 MEMORY = decode.MAX_BYTES  # documented, of one image
 SLACK = 2**26  # bytes: imports, and what is not of the image
@@ -82,9 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
         forked(lambda: prepare(base), codes=(0,))
         failures = attack_all(jobs, base, options.seed, options.keep)
     tried = {kind: sum(job[0] == kind for job in jobs) for kind in KINDS}
-    print(f"{'kind':<12}{'tried':>8}{'failed':>8}")
+    print(f"{'kind':<16}{'tried':>8}{'failed':>8}")
     for kind in filter(tried.get, KINDS):
-        print(f"{kind:<12}{tried[kind]:>8,}{len(failures[kind]):>8,}")
+        print(f"{kind:<16}{tried[kind]:>8,}{len(failures[kind]):>8,}")
         for index, problem in sorted(failures[kind].items())[:SHOWN]:
             print(f"    --seed {options.seed} --only {kind}:{index}  {problem}")
     failed = sum(map(len, failures.values()))
@@ -102,14 +106,14 @@ def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
     jobs = []
     for kind in filter(kinds.__contains__, KINDS):
         share = KINDS[kind][0]
-        count = options.kills if kind == "kills" else max(1, round(options.inputs * share / whole))
+        count = max(1, round(options.inputs * share / whole)) if share else options.kills
         numbers = [int(name.partition(":")[2]) for name in options.only if name.startswith(f"{kind}:")]
-        jobs += [(kind, number) for number in numbers or range(count if share or kind == "kills" else 0)]
+        jobs += [(kind, number) for number in numbers or range(count)]
     return jobs
 
 
 def prepare(base: Path) -> None:
-    """Make the sound samples: images, a run, embeddings and a pixel store."""
+    """Make the sound samples: images, a run, embeddings, a pixel store and indexes."""
     os.environ["FIRSTPAGE_CACHE"] = str(base / "cache")
     kill.draw(base / "pictures")
     for folder in sorted((base / "pictures").iterdir())[::5]:
@@ -124,6 +128,7 @@ def prepare(base: Path) -> None:
         with suppress(SystemExit):
             cli.main(command)
     PixelStore.build(read(base / "few"), base / "stores", size=36, progress=False)
+    indexes.prepare(base)
 
 
 def attempt(place: Place) -> str | None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import resource
 import shutil
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_blocks_and_segments_do_not_matter(built, shop, tmp_path, monkeypatch):
     grown = built.add(catalog_of(shop, [*NAMES, "jug/0.png"]), cache=tmp_path / "cache", progress=False)
     assert len(grown.manifest.segments) == 2
     expected = grown.search(ids=range(13), k=6)
-    monkeypatch.setattr("firstpage.search.index.BLOCK", 5)
+    monkeypatch.setattr("firstpage.search.vectors.BLOCK", 5)
     again = grown.search(ids=range(13), k=6)
     assert [[match.id for match in line] for line in again] == [[m.id for m in line] for line in expected]
 
@@ -219,6 +220,54 @@ def test_every_flipped_byte_is_found(built):
     assert len(built.verify()) == 4
     with pytest.raises(UserError, match="damaged or incomplete"):
         Index.open(built.folder)
+
+
+def test_a_half_copied_index_is_told_of(built, shop):
+    def use():
+        index = Index.open(built.folder)
+        index.search([shop / NAMES[0]])
+        index.thumbnail(11)
+
+    for path in [path for path in sorted(built.folder.rglob("*")) if path.is_file()]:
+        content = path.read_bytes()
+        for left in (content[: len(content) // 2], None):
+            path.write_bytes(left) if left is not None else path.unlink()
+            with pytest.raises((UserError, FileNotFoundError), match=str(built.folder)) as error:
+                use()
+            assert "\n" not in str(error.value)
+        path.write_bytes(content)
+    use()
+
+
+def test_a_full_disk_leaves_the_index_as_it_was(built, shop, tmp_path):
+    draw(shop / "jug/0.png", 50)
+    catalog = catalog_of(shop, [*NAMES, "jug/0.png"])
+    before, limit = files(built.folder), resource.getrlimit(resource.RLIMIT_FSIZE)
+    options = {"cache": tmp_path / "cache", "progress": False}
+    shutil.copytree(built.folder, tmp_path / "other")
+    Index.open(tmp_path / "other").add(catalog, **options)  # its pixels are in the cache then
+    for room in (20, 300):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                built.add(catalog, **options)
+            with pytest.raises(OSError, match="File too large"):
+                built.remove(range(5) if room == 20 else [5])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert before.items() <= files(built.folder).items()
+        assert (len(Index.open(built.folder)), built.verify()) == (12, [])
+    assert len(built.add(catalog, **options)) == 13
+
+
+def test_a_missing_image_is_left_out_or_named(built, shop, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.png"):
+        built.search([shop / "nowhere.png"])
+    with pytest.warns(UserWarning, match="left out 1 unreadable images, such as mug/nowhere.png"):
+        built.add(catalog_of(shop, ["mug/nowhere.png"]), cache=tmp_path / "cache", progress=False)
+    (shop / NAMES[3]).unlink()
+    assert built.search(ids=[3], k=2)[0]
+    assert built.thumbnail(3)
 
 
 def test_two_that_change_it_do_not_mix(built, shop, tmp_path):

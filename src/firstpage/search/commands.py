@@ -12,6 +12,9 @@ index_app = typer.Typer(help="Make an index of images, and change it.", no_args_
 
 _Index = Annotated[Path, typer.Argument(help="Folder of the index.")]
 _Photos = Annotated[str, typer.Argument(help="Folder of images, or a table.")]
+_Milvus = Annotated[
+    str | None, typer.Option(help="Copy the vectors to Milvus: http://HOST:PORT, or a path that ends in .db.")
+]
 _Cache = Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")]
 
 
@@ -20,7 +23,10 @@ def _build(
     model: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
     photos: _Photos,
     out: Annotated[Path, typer.Option(help="Folder of the new index.")] = Path("index"),
-    precision: Annotated[str, typer.Option(help="float32, or float16 for half the size.")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32, float16 or int8, the smallest.")] = "float32",
+    dims: Annotated[int | None, typer.Option(help="Keep the first dimensions only.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, exact, or with FAISS hnsw or ivfpq.")] = "auto",
+    milvus: _Milvus = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: _Cache = None,
     ray: Annotated[
@@ -46,6 +52,9 @@ def _build(
         catalog,
         vectors=vectors,
         precision=precision,
+        dims=dims,
+        engine=engine,
+        milvus=milvus,
         calibration=Calibration.read(model),
         cache=cache,
     )
@@ -82,6 +91,14 @@ def _remove(
     if not files and not ids:
         raise UserError("remove: name image files, or give ids with --id")
     print_text(Index.open(index).remove(ids or (), files or ()).info())
+
+
+@index_app.command("sync")
+def _sync(index: _Index, milvus: _Milvus = None) -> None:
+    """Make the file of FAISS again if it is damaged, and bring the copy in Milvus up to the index."""
+    from firstpage.search.index import Index
+
+    print_text(Index.open(index).sync(milvus).info())
 
 
 @index_app.command("info")

@@ -1,52 +1,36 @@
 """An index of images: build it, change it at any time, and search it."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from filelock import Timeout
 from PIL import Image
 from torch import Tensor
 
 from firstpage._text import format_size
 from firstpage.data.catalog import Catalog
-from firstpage.data.file_download import file_sha256
 from firstpage.data.framing import file_state
-from firstpage.data.locking import exclusive
 from firstpage.errors import UserError
 from firstpage.evaluation import calibration as calibrations
 from firstpage.evaluation.calibration import Calibration
 from firstpage.models.embedder import Embedder
 from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.pairs import unit
+from firstpage.search import changes
+from firstpage.search.changes import Addition
+from firstpage.search.engines import Engine, EngineError, nearest
 from firstpage.search.filters import matching_rows
-from firstpage.search.index_folder import (
-    IDS,
-    MANIFEST,
-    MODEL,
-    PRECISIONS,
-    SEGMENTS,
-    THUMBNAILS,
-    VERSION,
-    Manifest,
-    Segment,
-    find_damage,
-    read_manifest,
-    read_removed,
-    sweep,
-    write_manifest,
-    write_segment,
-)
+from firstpage.search.index_folder import MODEL, column_names, find_damage, read_manifest
 from firstpage.search.match import Match
-from firstpage.search.segment import Part, image_path, write_images
-
-BLOCK = 2**16  # vectors compared at a time
+from firstpage.search.milvus_mirror import MilvusMirror
+from firstpage.search.neighbor_file import NeighborSearch
+from firstpage.search.segment import Rows, image_path, path_hash
+from firstpage.search.vectors import Vectors, leave_out
 
 
 class Index:
@@ -79,9 +63,10 @@ class Index:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        self._parts = [Part(self.folder, self.manifest, segment) for segment in self.manifest.segments]
-        self._firsts = np.cumsum([0, *(len(part.ids) for part in self._parts)])  # place of each part's first
-        self.ids = np.concatenate([np.zeros(0, np.int64), *(part.ids for part in self._parts)])
+        self._vectors = Vectors(self.folder, self.manifest)
+        self.ids = self._vectors.ids[self._vectors.kept]
+        self._engine: Engine | None = None
+        self._exact = False  # since its engine has failed
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Self:
@@ -102,6 +87,9 @@ class Index:
         *,
         vectors: np.ndarray | None = None,
         precision: str = "float32",
+        dims: int | None = None,
+        engine: str = "auto",
+        milvus: str | None = None,
         calibration: Calibration | None = None,
         cache: str | os.PathLike[str] | None = None,
         progress: bool = True,
@@ -112,49 +100,37 @@ class Index:
             folder: A folder that does not exist, or is empty.
             model: Embeds the images; it is saved with the index.
             catalog: The images.
-            vectors: [N, dim] Vectors of the images, which this model made. Defaults to embedding them.
-            precision: Of the stored vectors: `float32`, or `float16` for half the size.
+            vectors: [N, model.dim] Vectors of the images, which this model made. No image is opened then.
+                They may be memory-mapped: they are read a few thousand at a time.
+            precision: Of the stored vectors: `float32`, `float16` for half the size, `int8` for a quarter.
+            dims: Store the first dimensions only, scaled to length one. Defaults to all.
+            engine: `exact` compares every vector; `hnsw` and `ivfpq` are faster and approximate, and need
+                FAISS. `auto` is exact up to a million vectors, `hnsw` up to ten, `ivfpq` above.
+            milvus: Copy the vectors to Milvus, which then finds the nearest: `http://HOST:PORT` of a server,
+                or a path that ends in `.db` for Milvus Lite.
             calibration: Of the model, for the probabilities of results: `Calibration.read` of its folder.
             cache: Folder for decoded pixels. Defaults to the user's cache.
             progress: Show progress bars.
 
         Raises:
-            UserError: The folder is in use, there is no such precision, or the calibration is of another
-                model.
+            UserError: The folder is in use, there is no such precision or engine, Milvus does not answer, or
+                the calibration is of another model.
         """
-        place = Path(folder)
-        if precision not in PRECISIONS:
-            raise UserError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}")
-        if (place / MANIFEST).exists():
-            raise UserError(f"{place}: is an index already; add to it, or choose another folder")
-        if place.exists() and any(path.name not in (MODEL, SEGMENTS) for path in place.iterdir()):
-            raise UserError(f"{place}: is not empty; choose another folder")
-        place.mkdir(parents=True, exist_ok=True)
-        with _changing(place):
-            model.save(place / MODEL)
-            names, fingerprint = ["config.json", "model.safetensors"], model_fingerprint(model)
-            if calibration is not None:
-                if calibration.model != fingerprint:
-                    raise UserError("calibration: is of another model: run firstpage calibrate again")
-                names.append(calibration.save(place / MODEL).name)
-            files = {name: file_sha256(place / MODEL / name) for name in names}
-            empty = Manifest(VERSION, fingerprint, model.dim, precision, model_files=files)
-            options: Any = {"cache": cache, "progress": progress, "vectors": vectors}
-            segment = write_images(place, empty, model, catalog, **options)
-            segments = (segment,) if segment.rows else ()
-            write_manifest(place, replace(empty, generation=1, next_id=segment.rows, segments=segments))
+        images = Addition(catalog, vectors, cache, progress)
+        place, options = Path(folder), {"engine": engine, "milvus": milvus, "calibration": calibration}
+        changes.build(place, model, images, precision=precision, dims=dims, **options)  # type: ignore[arg-type]
         return cls(place)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> Sequence[dict[str, Any]]:
         """Return what is known about each image: id, path, label, columns, size and time of the file."""
-        return [row for part in self._parts for row in part.rows()]
+        return Rows(self._vectors.parts)
 
     def row(self, id: int) -> dict[str, Any]:
         """Return what is known about an image, as `rows` does."""
-        part, number = self._find(self._places([id])[0])
+        part, number = self._vectors.part(int(self._vectors.rows_of([id])[0]))
         return part.row(number)
 
     @cached_property
@@ -176,11 +152,16 @@ class Index:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The values that a filter can use, as strings: `label`, `path`, and the columns of the tables."""
-        rows = self.rows()
-        names = dict.fromkeys(name for row in rows for name in row["columns"])
-        values = {"label": [row["label"] for row in rows], "path": [row["path"] for row in rows]}
-        values |= {name: [row["columns"].get(name, "") for row in rows] for name in names}
-        return {name: np.array(column, dtype=np.str_) for name, column in values.items()}
+        names = column_names(self.manifest)
+        values: dict[str, list[str]] = {name: [] for name in ("label", "path", *names)}
+        known: dict[str, str] = {}  # a label is the same object wherever it occurs
+        for row in self.rows():
+            values["label"].append(known.setdefault(row["label"], row["label"]))
+            values["path"].append(row["path"])
+            for name in names:
+                text = row["columns"].get(name, "")
+                values[name].append(known.setdefault(text, text))
+        return {name: np.array(column, dtype=object) for name, column in values.items()}
 
     def search(
         self,
@@ -209,22 +190,20 @@ class Index:
         if k < 1:
             raise UserError(f"k={k}: must be at least 1")
         least = -2.0 if min_precision is None else self._threshold(min_precision)
-        places = self._places(ids)
-        parts = [torch.from_numpy(np.stack([self._vector(place) for place in places]))] if places else []
+        rows = self._vectors.rows_of(ids)
+        parts = [self._vectors.decode(rows)] if len(rows) else []
         if isinstance(queries, Tensor):
-            parts.insert(0, unit(queries.float()))
+            parts.insert(0, self._cut(queries.float()))
         elif queries:
-            parts.insert(0, self.model.embed(list(queries), progress=False))
+            parts.insert(0, self._cut(self.model.embed(list(queries), progress=False)))
         if not parts:
             return []
         vectors = torch.cat(parts)
-        own = torch.tensor([-1] * (len(vectors) - len(places)) + places)
-        if vectors.shape[1] != self.manifest.dim:
-            raise UserError(f"queries: {vectors.shape[1]} dimensions; the index has {self.manifest.dim}")
+        own = torch.from_numpy(np.concatenate([np.full(len(vectors) - len(rows), -1), rows]))
         if average:
             vectors, own = unit(vectors.mean(dim=0, keepdim=True)), torch.tensor([-1])
-        allowed = None if where is None else torch.from_numpy(matching_rows(where, self.columns))
-        scores, found = (part.numpy() for part in self._nearest(vectors, k, own, allowed))
+        nearest = leave_out(*self._nearest(vectors, k + int((own >= 0).any()), where), own)
+        scores, found = (part[:, :k].numpy() for part in nearest)
         same = (
             np.full(scores.shape, None) if self.calibration is None else self.calibration.probability(scores)
         )
@@ -234,12 +213,26 @@ class Index:
         ]
 
     def add(
-        self, catalog: Catalog, *, cache: str | os.PathLike[str] | None = None, progress: bool = True
+        self,
+        catalog: Catalog,
+        *,
+        vectors: np.ndarray | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        progress: bool = True,
     ) -> Self:
-        """Add the images of a catalog whose files are not in the index, and return the index with them."""
-        known = {row["path"] for row in self.rows()}
-        new = [row for row in range(len(catalog)) if image_path(catalog, row) not in known]
-        return self._change([], catalog.take(new), cache, progress)
+        """Add the images of a catalog whose files are not in the index, and return the index with them.
+
+        Args:
+            catalog: The images.
+            vectors: [N, model.dim] Vectors of the images, which the model of the index made.
+            cache: Folder for decoded pixels. Defaults to the user's cache.
+            progress: Show progress bars.
+        """
+        paths = [image_path(catalog, row) for row in range(len(catalog))]
+        known = self._ids_of(paths)
+        new = np.array([row for row, path in enumerate(paths) if path not in known], np.int64)
+        vectors = vectors if vectors is None or len(new) == len(vectors) else vectors[new]
+        return self._change([], Addition(catalog.take(new), vectors, cache, progress))
 
     def update(
         self, catalog: Catalog, *, cache: str | os.PathLike[str] | None = None, progress: bool = True
@@ -248,12 +241,16 @@ class Index:
 
         A file has changed if its size or modification time has.
         """
-        rows = self.rows()
-        known = {row["path"]: (row["bytes"], row["mtime"]) for row in rows}
         current = {image_path(catalog, row): row for row in range(len(catalog))}
-        changed = {path: None for path in current if known.get(path) != file_state(path)}  # in this order
-        gone = [row["id"] for row in rows if row["path"] not in current or row["path"] in changed]
-        return self._change(gone, catalog.take([current[path] for path in changed]), cache, progress)
+        same, gone = set(), []
+        for row in self.rows():
+            path = row["path"]
+            if path in current and path not in same and (row["bytes"], row["mtime"]) == file_state(path):
+                same.add(path)
+            else:
+                gone.append(row["id"])
+        changed = [row for path, row in current.items() if path not in same]
+        return self._change(gone, Addition(catalog.take(changed), None, cache, progress))
 
     def remove(self, ids: Iterable[int] = (), paths: Iterable[str | os.PathLike[str]] = ()) -> Self:
         """Remove images by id or by file, and return the index without them.
@@ -262,14 +259,25 @@ class Index:
             UserError: One of them is not in the index; nothing is removed then.
         """
         wanted, paths = list(ids), list(paths)
-        self._places(wanted)
-        id_of = {row["path"]: row["id"] for row in self.rows()} if paths else {}
+        self._vectors.rows_of(wanted)
+        known = self._ids_of([os.path.abspath(path) for path in paths])
         for path in paths:
-            name = os.path.abspath(path)
-            if name not in id_of:
+            if os.path.abspath(path) not in known:
                 raise UserError(f"{os.fspath(path)}: is not in the index")
-            wanted.append(id_of[name])
+            wanted += known[os.path.abspath(path)]
         return self._change(wanted)
+
+    def sync(self, milvus: str | None = None) -> Self:
+        """Make again what is missing or behind of the file of FAISS and the copy in Milvus.
+
+        Args:
+            milvus: Copy the vectors to this address from now on.
+
+        Raises:
+            UserError: Milvus does not answer, or FAISS is not installed.
+        """
+        changes.sync(self.folder, milvus)
+        return type(self)(self.folder)
 
     def verify(self) -> list[str]:
         """Return a line for each file of the index that is missing or damaged; none if all is well."""
@@ -278,13 +286,25 @@ class Index:
     def info(self) -> str:
         """Return a few lines about the index."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        labels = len(np.unique(self.columns["label"]))
-        about = self.manifest
-        return (
-            f"{self.folder}: {len(self):,} images of {labels:,} classes, {format_size(size)}\n"
+        about, labels = self.manifest, set(self.columns["label"].tolist())
+        lines = [
+            f"{self.folder}: {len(self):,} images of {len(labels):,} classes, {format_size(size)}",
             f"vectors: {about.dim} dimensions, {about.precision}, in {len(about.segments)} segments; "
-            f"changed {about.generation:,} times\nfilters: {', '.join(self.columns)}"
-        )
+            f"changed {about.generation:,} times",
+        ]
+        if about.recall is not None:
+            lines.append(
+                f"recall@10 of these vectors: {about.recall:.3f} of the model's own, when it was built"
+            )
+        if about.neighbors.name:
+            outside = int((self.ids >= about.neighbors.until).sum())
+            lines.append(
+                f"engine: {about.neighbors.kind} of {about.neighbors.rows:,} images, recall@10 "
+                f"{about.neighbors.recall:.3f} against exact search; {outside:,} more are compared exactly"
+            )
+        if about.milvus.address:
+            lines.append(f"engine: Milvus at {about.milvus.address}, collection {about.milvus.collection}")
+        return "\n".join([*lines, f"filters: {', '.join(self.columns)}"])
 
     def thumbnail(self, id: int) -> bytes:
         """Return a small JPEG of an image.
@@ -292,52 +312,40 @@ class Index:
         Raises:
             UserError: There is no such id.
         """
-        part, number = self._find(self._places([id])[0])
-        begin, length = part.row(number)["thumbnail"]
-        with open(part.place / THUMBNAILS, "rb") as file:
-            file.seek(begin)
-            return file.read(length)
+        part, number = self._vectors.part(int(self._vectors.rows_of([id])[0]))
+        return part.thumbnail(number)
 
-    def _places(self, ids: Iterable[int]) -> list[int]:
-        """Return where images are in the index, whose ids ascend."""
-        wanted = np.array(list(ids), np.int64)
-        places = np.searchsorted(self.ids, wanted)
-        found = [
-            bool((self.ids[place : place + 1] == id).any()) for place, id in zip(places, wanted, strict=True)
-        ]
-        if not all(found):
-            raise UserError(f"id {wanted[found.index(False)]}: is not in the index")
-        return [int(place) for place in places]
+    def _cut(self, vectors: Tensor) -> Tensor:
+        """Return vectors as those of the index: the first dimensions, of length one."""
+        dim = self.manifest.dim
+        if vectors.shape[1] != dim and vectors.shape[1] != self.model.dim:
+            raise UserError(f"queries: {vectors.shape[1]} dimensions; the index has {dim}")
+        return unit(vectors[:, :dim])
 
-    def _find(self, place: int) -> tuple[Part, int]:
-        number = int(np.searchsorted(self._firsts, place, "right")) - 1
-        return self._parts[number], place - int(self._firsts[number])
+    def _nearest(self, queries: Tensor, k: int, where: str | None) -> tuple[Tensor, Tensor]:
+        """Return the k largest cosines of each query and their rows, by the engine unless it fails."""
+        allowed = None
+        if where is not None:
+            allowed = np.zeros(len(self._vectors.kept), bool)
+            allowed[self._vectors.kept] = matching_rows(where, self.columns)
+        if not self._exact:
+            try:
+                self._engine = self._engine or self._open_engine()
+                return nearest(self._vectors, self._engine, queries, k, allowed=allowed, where=where)
+            except EngineError as error:
+                warnings.warn(f"{error}; every vector is compared instead", stacklevel=3)
+                self._engine, self._exact = None, True
+        return self._vectors.nearest(queries, k, allowed)
 
-    def _nearest(self, queries: Tensor, k: int, own: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the k largest cosines of each query and their rows, by comparing with every vector."""
-        scores, rows = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
-        first = 0
-        for vectors in (part.vectors for part in self._parts):
-            for start in range(0, len(vectors), BLOCK):
-                block = torch.from_numpy(np.asarray(vectors[start : start + BLOCK], np.float32))
-                cosine, begin = queries @ block.T, first + start
-                if allowed is not None:
-                    cosine.masked_fill_(~allowed[begin : begin + len(block)], -torch.inf)
-                within = (own >= begin) & (own < begin + len(block))
-                cosine[within, own[within] - begin] = -torch.inf
-                best, place = cosine.topk(min(k, len(block)), dim=1)
-                scores, order = torch.cat([scores, best], 1).sort(dim=1, descending=True, stable=True)
-                rows = torch.cat([rows, place + begin], 1).gather(1, order)[:, :k]
-                scores = scores[:, :k]
-            first += len(vectors)
-        return scores, rows
-
-    def _vector(self, place: int) -> np.ndarray:
-        part, number = self._find(place)
-        return np.asarray(part.vectors[number], np.float32)
+    def _open_engine(self) -> Engine | None:
+        if self.manifest.milvus.address:
+            return MilvusMirror(self.folder, self.manifest)
+        if self.manifest.neighbors.name:
+            return NeighborSearch(self.folder, self.manifest.neighbors)
+        return None
 
     def _match(self, probability: float | None, score: float, place: int) -> Match:
-        part, number = self._find(place)
+        part, number = self._vectors.part(place)
         row = part.row(number)
         return Match(row["id"], score, row["path"], row["label"], row["columns"], probability)
 
@@ -347,58 +355,18 @@ class Index:
             raise UserError(f"min_precision={precision:g}: the model was not calibrated: {remedy}")
         return self.calibration.threshold(precision)
 
-    def _change(
-        self,
-        gone: list[int],
-        catalog: Catalog | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-    ) -> Self:
-        """Remove some images and add those of a catalog, in one step."""
-        with _changing(self.folder):
-            manifest = read_manifest(self.folder)
-            if manifest.generation != self.manifest.generation:
-                raise UserError(f"{self.folder}: another process has changed it: open it again")
-            sweep(self.folder, manifest)
-            segments = self._without(manifest, gone) if gone else list(manifest.segments)
-            next_id = manifest.next_id
-            if catalog is not None and len(catalog):
-                added = write_images(
-                    self.folder, manifest, self.model, catalog, cache=cache, progress=progress
-                )
-                next_id += added.rows
-                segments += [added] if added.rows else []
-            changed = replace(
-                manifest, generation=manifest.generation + 1, next_id=next_id, segments=tuple(segments)
-            )
-            if changed.segments != manifest.segments:
-                write_manifest(self.folder, changed)
-                sweep(self.folder, changed)
+    def _ids_of(self, paths: Sequence[str]) -> dict[str, list[int]]:
+        """Return the ids of each path that is in the index; few lines are read for it."""
+        hashes = np.array([path_hash(path) for path in paths], np.uint64)
+        wanted, found = set(paths), dict[str, list[int]]()
+        for part in self._vectors.parts:
+            for number in np.flatnonzero(part.kept & np.isin(part.paths, hashes)).tolist():
+                row = part.row(number)
+                if row["path"] in wanted:
+                    found.setdefault(row["path"], []).append(row["id"])
+        return found
+
+    def _change(self, gone: list[int], images: Addition | None = None) -> Self:
+        """Remove some images and add others, in one step."""
+        changes.change(self.folder, self.manifest, gone, lambda: self.model, images)
         return type(self)(self.folder)
-
-    def _without(self, manifest: Manifest, gone: list[int]) -> list[Segment]:
-        """Return the segments with some ids removed, whose files have been written."""
-        kept = []
-        for segment in manifest.segments:
-            ids = np.fromfile(self.folder / SEGMENTS / segment.name / IDS, "<i8")
-            before = read_removed(self.folder, segment)
-            removed = np.union1d(before, np.flatnonzero(np.isin(ids, gone)))
-            if len(removed) == len(before):
-                kept.append(segment)
-            elif len(removed) < segment.rows:
-                name = f"removed-{manifest.generation + 1:06d}.bin"
-                files = {file: digest for file, digest in segment.files.items() if file != segment.removed}
-                files |= write_segment(self.folder, segment.name, {name: removed.astype("<i8").tobytes()})
-                kept.append(replace(segment, files=files, removed=name))
-        return kept
-
-
-@contextmanager
-def _changing(folder: Path) -> Iterator[None]:
-    """Hold the lock of an index while it is changed."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(exclusive(folder / "change", wait=False))
-        except Timeout:
-            raise UserError(f"{folder}: another process is changing it: wait for its end") from None
-        yield
