@@ -14,6 +14,7 @@ from firstpage._terminal import Commands, describe_error, print_text, show_warni
 from firstpage._text import shorten
 from firstpage.errors import UserError
 from firstpage.search.commands import index_app, search_index
+from firstpage.serve.commands import serve_index
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
@@ -123,6 +124,7 @@ def _clear(
 
 app.add_typer(index_app, name="index")
 app.command("search")(search_index)
+app.command("serve")(serve_index)
 
 
 @app.command("demo")

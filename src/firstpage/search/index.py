@@ -286,6 +286,15 @@ class Index:
             file.seek(begin)
             return file.read(length)
 
+    def vectors(self, ids: Sequence[int]) -> Tensor:
+        """Return the vectors of some images [N, dim].
+
+        Raises:
+            UserError: There is no such id.
+        """
+        places = self._places(ids)
+        return torch.stack([torch.from_numpy(self._vector(place)) for place in places])
+
     def _places(self, ids: Iterable[int]) -> list[int]:
         """Return where images are in the index, whose ids ascend."""
         wanted = np.array(list(ids), np.int64)
