@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, RedirectResponse
 import firstpage
 from firstpage.errors import UserError
 from firstpage.serve import answers, uploads
-from firstpage.serve.guard import App, Gate, Guard, Refusal
+from firstpage.serve.guard import FAILED, App, Gate, Guard, Refusal, log
 from firstpage.serve.heat_map import compare_images
 from firstpage.serve.served_index import ServedIndex, Source, check_box
 from firstpage.serve.site import Site
@@ -82,10 +82,8 @@ def create_app(
     site = app.state.site = Site(folders, threads)
     app.state.gate = gate
     app.include_router(router)
-    app.add_exception_handler(Refusal, _refuse)
-    app.add_exception_handler(HTTPException, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse)
-    app.add_exception_handler(UserError, _refuse)
+    for kind in (Refusal, HTTPException, RequestValidationError, UserError, Exception):
+        app.add_exception_handler(kind, _refuse)
     return Guard(app, gate=gate, hosts=hosts, metrics=site.metrics, login=PAGE["login.html"])
 
 
@@ -98,7 +96,9 @@ def _refuse(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg'].lower()}"[:300]}, 422)
     if isinstance(error, HTTPException):
         return JSONResponse({"error": str(error.detail).lower()}, error.status_code, error.headers)
-    return JSONResponse({"error": str(error)}, 422)
+    if isinstance(error, UserError):  # of the index: for the one who runs the server, not for its clients
+        log.error("%s", error)
+    return JSONResponse({"error": FAILED}, 500)  # the guard logs any other
 
 
 def _site(request: Request) -> Site:

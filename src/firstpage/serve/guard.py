@@ -22,6 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 2**14
 MAX_ACTIVE = 256  # requests at once, those that are still being sent included
 MIN_TOKEN = 8
+FAILED = "the server failed; its log says why"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 # Nothing but files of this server runs or is shown, nobody may frame the page, and no address leaks.
@@ -38,7 +39,7 @@ SECURITY_HEADERS = {
     "x-frame-options": "DENY",
 }
 
-_log = logging.getLogger("firstpage.serve")
+log = logging.getLogger("firstpage.serve")
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not an error of the server
@@ -162,9 +163,9 @@ class Guard:
             if not status:
                 await send_error(answer, refusal)
         except Exception:
-            _log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                await send_error(answer, Refusal(500, "the server failed; its log says why"))
+                await send_error(answer, Refusal(500, FAILED))
         finally:
             self.active -= 1
             route = getattr(scope.get("route"), "path", "other")

@@ -183,14 +183,19 @@ class ServedIndex:
             fold: Cosine from which results are near-duplicates; None folds none.
 
         Raises:
-            UserError: The filter is not valid.
+            Refusal: The filter is not valid.
         """
         index = self.current()
         count = k if fold is None else MORE * k
-        if source.id is not None:
-            [found] = index.search(k=count, ids=[source.id], where=where)
-        else:
-            [found] = index.search([source.image], count, where=where)  # type: ignore[list-item]
+        try:
+            if source.id is not None:
+                [found] = index.search(k=count, ids=[source.id], where=where)
+            else:
+                [found] = index.search([source.image], count, where=where)  # type: ignore[list-item]
+        except UserError as error:
+            if where is None:
+                raise
+            raise Refusal(422, str(error)) from None
         if fold is None or not found:
             return [(match, None) for match in found]
         firsts = fold_duplicates(index.vectors([match.id for match in found]), fold)

@@ -27,7 +27,7 @@ class Query:
         box: The part, as x0, y0, x1, y1 in shares of width and height.
 
     >>> Query(b"", (0.0, 0.0, 0.5, 1.0)).key[:8]
-    'ff8c05c9'
+    '1e580cfd'
     """
 
     content: bytes
@@ -143,9 +143,9 @@ def to_jpeg(image: Image.Image, side: int = MAX_SIDE, quality: int = 88) -> byte
     >>> Image.open(io.BytesIO(to_jpeg(Image.new("RGB", (2000, 1000)), 500))).size
     (500, 250)
     """
-    if max(image.size) > side:
-        image = image.copy()
-        image.thumbnail((side, side))
+    image = image.copy()
+    image.info = {}  # comments and profiles, which Pillow would write again
+    image.thumbnail((side, side))
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return file.getvalue()

@@ -51,11 +51,6 @@ export function makeThumb(index, id, version) {
   return image;
 }
 
-// What is behind a picture that does not fill its place.
-export function backdrop(shot, index, id, version) {
-  shot.style.setProperty("--thumb", `url("${pictureUrl(index, id, version)}")`);
-}
-
 function makeCard(index, version, result, rank, act, others) {
   const score = result.score.toFixed(3);
   const same = result.probability === null ? "" : `same: ${Math.round(100 * result.probability)} %`;
@@ -64,25 +59,28 @@ function makeCard(index, version, result, rank, act, others) {
     { type: "button", className: "shot", tabIndex: -1, "aria-label": `Result ${rank + 1}: ${result.label || "no label"}, score ${score}${same ? `, ${same}` : ""}. Search from it` },
     makeThumb(index, result.id, version),
   );
-  backdrop(shot, index, result.id, version);
   shot.addEventListener("click", () => act.searchFrom(index, result.id));
   const about = [result.path, ...Object.entries(result.columns).map(([name, value]) => `${name}: ${value}`)].join("\n");
   const meter = element("i");
   meter.style.width = `${Math.max(0, Math.min(1, result.score)) * 100}%`;
+  const frame = element("div", { className: "frame" }, shot);
   const card = element(
     "li",
     { className: "card", title: about },
-    shot,
+    frame,
     element("p", { className: "label" }, result.label || result.path),
     element("p", { className: "score" }, element("span", { className: "number" }, score), element("span", { className: "meter", "aria-hidden": "true" }, meter)),
   );
   if (same) card.append(element("p", { className: "same" }, same));
   if (others && !others.has(result.path)) {
-    card.classList.add("alone");
-    card.append(element("p", { className: "only" }, "only here"));
+    frame.append(element("p", { className: "only" }, "only here"));
   }
   card.append(makeActions(index, result, card, act));
-  if (result.folded.length) card.append(makeFold(index, version, result, act));
+  if (result.folded.length) {
+    const [button, list] = makeFold(index, version, result, act);
+    frame.append(button);
+    card.append(list);
+  }
   card.dataset.id = result.id;
   return card;
 }
@@ -109,8 +107,9 @@ function makeFold(index, version, result, act) {
   const count = result.folded.length;
   const list = element("div", { className: "folded", hidden: true });
   const button = element(
-    "button", { type: "button", className: "unfold", title: "Near-duplicates (D)", "aria-expanded": "false" },
-    `+ ${count} duplicate${count > 1 ? "s" : ""}`,
+    "button",
+    { type: "button", className: "unfold", title: "Near-duplicates (D)", "aria-expanded": "false", "aria-label": `${count} near-duplicate${count > 1 ? "s" : ""}` },
+    `+${count}`,
   );
   button.addEventListener("click", () => {
     if (!list.childElementCount) {
@@ -126,7 +125,7 @@ function makeFold(index, version, result, act) {
     list.hidden = !list.hidden;
     button.setAttribute("aria-expanded", String(!list.hidden));
   });
-  return element("div", { className: "fold" }, button, list);
+  return [button, list];
 }
 
 function moveFocus(grid, event) {

@@ -1,7 +1,7 @@
 // The page: what is searched by, with which options, and what the keys do.
 
 import { ApiError, ask, askAbout, pictureUrl } from "./api.js";
-import { backdrop, element, group, makeGrid, makeThumb } from "./cards.js";
+import { element, group, makeGrid, makeThumb } from "./cards.js";
 import { makeCrop } from "./crop.js";
 import { describe, drawHeat, loadImage } from "./why.js";
 
@@ -135,7 +135,6 @@ function showSamples() {
   const index = state.indexes[0];
   const grid = element("ul", { className: "grid samples", "aria-label": "Images of the index" }, ...index.samples.map((id, place) => {
     const shot = element("button", { type: "button", className: "shot", "aria-label": `Search from image ${place + 1} of the index` }, makeThumb(0, id, index.version));
-    backdrop(shot, 0, id, index.version);
     shot.addEventListener("click", () => searchFrom(0, id));
     return element("li", {}, shot);
   }));
@@ -262,6 +261,10 @@ async function begin() {
   at("labels").replaceChildren(...Object.entries(first.labels).map(([name, count]) => element("option", { value: name, label: `${name} (${count})` })));
   at("where-help").textContent = `Columns: ${first.columns.join(", ")}`;
   at("compare-row").hidden = !second;
+  if (second) { // what is a near-duplicate to one model may be none to the other
+    at("fold").checked = false;
+    at("fold-row").hidden = true;
+  }
   if (matchMedia("(max-width: 760px)").matches) at("options").open = false;
   follow(history.state);
 }
