@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from firstpage.serve import create_app
 from support.serving import NAMES, build_index, client_of, picture
 
 
@@ -40,7 +41,5 @@ def folders(shop, tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(folders):
     """A client of a server of both indexes, without a token."""
-    from firstpage.serve import create_app
-
     with client_of(create_app(folders)) as client:
         yield client

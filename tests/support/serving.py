@@ -5,18 +5,16 @@ import threading
 import time
 from contextlib import contextmanager
 
+import httpx
 import numpy as np
-import pytest
 import torch
+import uvicorn
 from PIL import Image
 
 from firstpage.data import Catalog
 from firstpage.models.embedder import Embedder
 from firstpage.search import Index
-
-pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'firstpage[serve]'")
-uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'firstpage[serve]'")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+from firstpage.serve.server import configure, open_socket
 
 NAMES = [f"{kind}/{number}.png" for kind in ("cup", "mug", "pot") for number in range(4)]
 
@@ -44,8 +42,6 @@ def build_index(folder, shop, seed=0):
 @contextmanager
 def running(app):
     """Serve an application at a free port, in a thread of this process, and yield its address."""
-    from firstpage.serve.server import configure, open_socket
-
     listening = open_socket("127.0.0.1", 0)
     server = uvicorn.Server(configure(app))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

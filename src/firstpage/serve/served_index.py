@@ -195,7 +195,7 @@ class ServedIndex:
         except UserError as error:
             if where is None:
                 raise
-            raise Refusal(422, str(error)) from None
+            raise Refusal(400, str(error)) from None
         if fold is None or not found:
             return [(match, None) for match in found]
         firsts = fold_duplicates(index.vectors([match.id for match in found]), fold)

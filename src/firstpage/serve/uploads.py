@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 from PIL import Image, UnidentifiedImageError
+from starlette.requests import ClientDisconnect
 
 from firstpage.data.decode import Box, ImageBytes, decode_image
 from firstpage.errors import UserError
@@ -70,6 +71,8 @@ async def read_body(headers: Mapping[str, str], stream: AsyncIterator[bytes], mo
                 if size > most:
                     raise too_large
                 parts.append(part)
+    except ClientDisconnect:
+        raise Refusal(400, "the file did not come whole") from None
     except TimeoutError:
         raise Refusal(408, "the file did not come in time", {"connection": "close"}) from None
     return b"".join(parts)

@@ -2,7 +2,12 @@
 
 export const MAX_UPLOAD = 33554432; // bytes, as the server has it
 
-export class ApiError extends Error {}
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 export async function ask(path, options = {}) {
   let answer;
@@ -17,7 +22,7 @@ export async function ask(path, options = {}) {
     throw new ApiError("The server asks for its token.");
   }
   const body = await answer.json().catch(() => ({ error: `The server answered ${answer.status}.` }));
-  if (!answer.ok) throw new ApiError(sentence(body.error));
+  if (!answer.ok) throw new ApiError(sentence(body.error), answer.status);
   return body;
 }
 
@@ -34,7 +39,7 @@ export function askAbout(path, query, box, settings, { method = null, signal = u
   if (box) values.set("box", box.map((side) => side.toFixed(5)).join(","));
   if (query.blob) {
     if (query.blob.size > MAX_UPLOAD) {
-      throw new ApiError(`That file has ${Math.round(query.blob.size / 1048576)} MiB; at most ${MAX_UPLOAD / 1048576} are taken.`);
+      throw new ApiError(`That file has ${Math.round(query.blob.size / 1048576)} MiB; at most ${MAX_UPLOAD / 1048576} are taken.`, 413);
     }
     return ask(`${path}?${values}`, { method: "POST", body: query.blob, signal, headers: { "content-type": "application/octet-stream" } });
   }

@@ -71,6 +71,12 @@ function filter() {
   return parts.join(" and ");
 }
 
+let timer = 0;
+function searchSoon() { // once, where Enter both changes a field and submits the form
+  clearTimeout(timer);
+  timer = setTimeout(search, 0);
+}
+
 async function search() {
   at("error").hidden = true;
   if (state.query === null) return;
@@ -124,7 +130,7 @@ function showError(error) {
   at("error").hidden = false;
   at("status").textContent = "";
   at("lists").replaceChildren();
-  if (state.query?.blob && !crop.get()) { // it may be no image at all
+  if (state.query?.blob && [408, 413, 415, 422].includes(error.status)) { // it is no image that can be used
     at("query-image").removeAttribute("src");
     state.query = null;
     showQuery();
@@ -203,11 +209,11 @@ for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("close", () => { delete dialog.dataset.ready; });
 }
 
-at("form").addEventListener("submit", (event) => { event.preventDefault(); search(); });
-for (const id of ["label", "where", "k", "fold", "compare"]) at(id).addEventListener("change", search);
+at("form").addEventListener("submit", (event) => { event.preventDefault(); searchSoon(); });
+for (const id of ["label", "where", "k", "fold", "compare"]) at(id).addEventListener("change", searchSoon);
 at("sort").addEventListener("change", () => { if (state.lists.length && state.query) showLists(); });
 at("fold-at").addEventListener("input", () => { at("fold-value").textContent = Number(at("fold-at").value).toFixed(3).replace(/0$/, ""); });
-at("fold-at").addEventListener("change", search);
+at("fold-at").addEventListener("change", searchSoon);
 at("fold").addEventListener("change", () => { at("fold-row").hidden = !at("fold").checked; });
 
 addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dragging"); });
