@@ -309,8 +309,7 @@ def test_everything_by_keyboard(visit):
     assert page.url.endswith(f"#0:{target}")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
 def test_it_looks_right_on_a_phone_and_in_the_dark(visit, width, scheme):
     page = visit(width, scheme, compare=width == 1440)
     assert page.evaluate("document.documentElement.scrollWidth") == width

@@ -26,6 +26,9 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # An answer has two parts, and the second would wait 40 ms until the client has confirmed the first.
+        # asyncio sees to that only for sockets that it has made itself.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._patience = self.loop.call_later(HEADER_SECONDS, self._end_if_silent)
 
     def _end_if_silent(self) -> None:
