@@ -291,6 +291,7 @@ def _report(
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
     exclude_same: _ExcludeSame = None,
+    index: Annotated[Path | None, typer.Option(help="Index whose marks are shown, too.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
@@ -305,6 +306,7 @@ def _report(
         protocol=protocol,
         clustering=clustering,
         exclude_same=exclude_same,
+        index=index,
         device=device,
         cache=cache,
     )

@@ -14,6 +14,7 @@ from PIL import Image
 from firstpage import cli, serve
 from firstpage.data import Catalog
 from firstpage.errors import UserError
+from firstpage.report.marks import render_marks
 from firstpage.search import Index
 from firstpage.serve import Mark, Marks, create_app, marks
 from firstpage.serve.served_index import fold_duplicates
@@ -298,3 +299,15 @@ def test_an_index_of_another_model_is_refused_at_the_start(shop, tmp_path):
     os.replace(two / "model/model.safetensors", one / "model/model.safetensors")
     with pytest.raises(UserError, match="is not the model of this index"):
         create_app([one])
+
+
+def test_the_report_shows_marks(index, shop):
+    with client_of(create_app([index.folder])) as client:
+        for result, right in ((5, True), (6, False)):
+            client.post("/api/marks", params={"id": 4, "result": result, "right": right})
+        client.post("/api/marks", params={"result": 9, "right": False}, content=encoded(picture(77)))
+    page = "".join(render_marks(index.folder))
+    assert "3 results of 2 queries were marked in the search page: 1 right, 2 wrong, 33 % right." in page
+    assert page.index("an uploaded image") < page.index("0.png")  # the latest first
+    assert page.count('class="result is-wrong"') == 2
+    assert page.count("data:image/") == 5

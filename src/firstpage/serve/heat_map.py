@@ -11,7 +11,6 @@ part of a position is its features times the gradient of ⟨z, y⟩ with respect
 order of the same sum, lengths held constant. A class token looks at the patches of the middle stage.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -115,10 +114,11 @@ def seen_region(model: Embedder, size: tuple[int, int]) -> Box:
 def _exact_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
     """Return the cosine of two images, and the parts [2, positions] of each level."""
     vectors = []  # of each level: [2, positions, dim]
-    for (pooling, *layers), features in zip(model.heads, _features(model, images), strict=True):
+    for head, features in zip(model.heads, _features(model, images), strict=True):
+        pooling, *layers = cast(nn.Sequential, head)
         own = cast(Pooling, pooling).positions(features)
         flat = own.flatten(0, 1)
-        for layer in cast(Sequence[Callable[[Tensor], Tensor]], layers):
+        for layer in layers:
             flat = layer(flat)
         vectors.append(flat.float().view(*own.shape[:2], -1))
     whole = [level.mean(dim=1) for level in vectors]
@@ -135,6 +135,7 @@ def _exact_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
 def _gradient_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
     """Return the cosine of two images, and the parts [2, positions] of each level, of first order."""
     features: tuple[Tensor, ...]
+    sources: tuple[Tensor, ...]
     if model.settings.pooling == "cls":  # which the last patches do not reach
         stages = model.backbone.stages(images)
         features, sources = (stages[-1:] if len(model.heads) == 1 else stages), stages[1:2]

@@ -124,7 +124,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise UserError(f"--port {port}: must be in 0..65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=512)  # type: ignore[arg-type]
+        return socket.create_server(address[:2], family=family, backlog=512)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"{host}:{port}: {reason}: choose another --host or --port") from None
