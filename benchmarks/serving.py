@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -184,21 +185,19 @@ def attack(place: tuple[str, int], server: subprocess.Popen[str], count: int, se
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(run, range(first, upto)))
 
-    warm = min(1000, count // 2)
-    send(0, warm)
-    before, files = memory(server.pid), open_files(server.pid)
-    begin = time.perf_counter()
-    send(warm, count)
+    steps = [count * number // 10 for number in range(11)]
+    begin, grown = time.perf_counter(), []
+    for first, upto in pairwise(steps):
+        send(first, upto)
+        grown.append(f"{memory(server.pid) / 2**20:.0f}")
     seconds = time.perf_counter() - begin
-    time.sleep(1)
     with closing(connect(place)) as connection:
         alive = ask(connection, "GET", "/healthz")[0] == 200 and server.poll() is None
     print(
         f"{count:,} hostile requests of {len(kinds)} kinds: {len(failures)} failures, "
         f"{dict(sorted(answers.items()))}, "
-        f"{(count - warm) / seconds:.0f} a second; the server {'lives' if alive else 'is dead'}; memory "
-        f"{before / 2**20:.0f} MiB after {warm:,}, {memory(server.pid) / 2**20:.0f} MiB after all; "
-        f"open files {files} and {open_files(server.pid)}"
+        f"{count / seconds:.0f} a second; the server {'lives' if alive else 'is dead'} with "
+        f"{open_files(server.pid)} open files; MiB of memory after each tenth: {' '.join(grown)}"
     )
     for failure in failures[:10]:
         print(" ", failure)
