@@ -112,6 +112,22 @@ def test_upload_results_click_through_and_back(visit):
     assert page.locator("#query-name").inner_text() == "mug.png"
 
 
+def test_a_known_probability_is_shown(visit):
+    page = visit()
+
+    def calibrated(route):
+        answer = route.fetch()
+        body = answer.json()
+        for result in body["results"]:
+            result["probability"] = 0.974
+        route.fulfill(response=answer, json=body)
+
+    page.route("**/api/search**", calibrated)
+    upload(page)
+    assert page.locator(".same").first.inner_text() == "same: 97 %"
+    assert "same: 97 %" in page.locator(".shot").first.get_attribute("aria-label")
+
+
 def test_a_pasted_and_a_dropped_image_are_searched_by(visit):
     page = visit()
     content = list(IMAGE["buffer"])

@@ -8,6 +8,7 @@ import time
 import warnings
 import webbrowser
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -86,7 +87,8 @@ def run_server(
     server = uvicorn.Server(configure(app))
     if open_browser:
         threading.Thread(target=_open_when_ready, args=(server, address), daemon=True).start()
-    server.run([listening])
+    with suppress(KeyboardInterrupt):  # how it is meant to end
+        server.run([listening])
 
 
 def configure(app: Any) -> uvicorn.Config:  # noqa: ANN401 - any ASGI application
@@ -126,7 +128,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=512)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        number = error.errno or 0  # that of an unknown name is negative, and has a text of its own
+        reason = (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()
         raise UserError(f"{host}:{port}: {reason}: choose another --host or --port") from None
 
 

@@ -43,10 +43,10 @@ class Site:
         if len({served.name for served in self.indexes}) < len(self.indexes):
             for served in self.indexes:  # runs/a/index and runs/b/index
                 served.name = "/".join(served.folder.resolve().parts[-2:])
-        for (
-            served
-        ) in self.indexes:  # now, so that a wrong model is told at once and the first search is quick
+        # Now, so that a wrong model is told at once, and the first search is quick.
+        for served in self.indexes:
             served.current().model.embed([Image.new("RGB", (64, 64))], progress=False)
+            served.root()
         self.metrics = Metrics()
         self.waiting = 0
         self._threads = threads or max(2, os.cpu_count() or 2)
