@@ -65,10 +65,10 @@ function showBox() {
 // ---- searching
 
 function filter() {
-  const parts = [];
-  if (at("label").value.trim()) parts.push(`label == ${JSON.stringify(at("label").value.trim())}`);
-  if (at("where").value.trim()) parts.push(`(${at("where").value.trim()})`);
-  return parts.join(" and ");
+  const label = at("label").value.trim();
+  const where = at("where").value.trim();
+  if (!label) return where;
+  return `label == ${JSON.stringify(label)}${where ? ` and (${where})` : ""}`;
 }
 
 let timer = 0;
