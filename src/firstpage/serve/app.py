@@ -18,7 +18,7 @@ from firstpage.errors import UserError
 from firstpage.serve import answers, uploads
 from firstpage.serve.guard import FAILED, App, Gate, Guard, Refusal, log
 from firstpage.serve.heat_map import compare_images
-from firstpage.serve.served_index import ServedIndex, Source, check_box
+from firstpage.serve.served_index import ServedIndex, Source
 from firstpage.serve.site import Site
 
 MAX_ID = 2**62
@@ -32,7 +32,7 @@ PAGE = {
     if entry.name.rpartition(".")[2] in TYPES
 }
 
-router = APIRouter()
+router = APIRouter(responses={"4XX": {"model": answers.ErrorAnswer}, 503: {"model": answers.ErrorAnswer}})
 
 _IMAGE = "An image: the body of the request, whatever its content type. Not with `id`."
 _BODY: dict[str, Any] = {
@@ -112,7 +112,6 @@ _Site = Annotated[Site, Depends(_site)]
 async def _query(request: Request, site: Site, id: int | None, box: str | None) -> uploads.Query:
     """Read what is searched by from the body of a request."""
     region = None if box is None else uploads.parse_box(box)
-    check_box(region)
     site.check_busy()
     if id is not None:
         return uploads.Query(b"", region)

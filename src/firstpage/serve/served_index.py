@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from firstpage.data.decode import Box, Unreadable, decode_image
+from firstpage.data.decode import Unreadable, decode_image
 from firstpage.errors import UserError
 from firstpage.search.index import Index, Match
 from firstpage.search.index_folder import MANIFEST
@@ -30,7 +30,6 @@ class Source:
         id: Of an image of the index, if it is whole.
         image: Otherwise the image.
         key: What marks call it: its path, or where its picture is kept.
-        size: Width and height of the image before it is cropped; None for an image of the index.
 
     >>> Source(7, None, "mugs/1.jpg").id
     7
@@ -39,7 +38,6 @@ class Source:
     id: int | None
     image: Image.Image | None
     key: str
-    size: tuple[int, int] | None = None
 
 
 class ServedIndex:
@@ -156,8 +154,7 @@ class ServedIndex:
         """
         least = 2 * max(self.current().model.framing.least)  # as files are read that are added to the index
         if id is None:
-            image = decode_query(query, least)
-            return Source(None, image, f"{IMAGES}/{query.key}.jpg", image.size)
+            return Source(None, decode_query(query, least), f"{IMAGES}/{query.key}.jpg")
         path = origin.value(id, "path")
         if query.box is not None:
             part = crop_share(origin.picture(id), query.box)
@@ -234,12 +231,3 @@ def fold_duplicates(vectors: Tensor, threshold: float) -> list[int | None]:
         before = (other for other in range(row) if line[other] and firsts[other] is None)
         firsts.append(next(before, None))
     return firsts
-
-
-def check_box(box: Box | None) -> None:
-    """Refuse a box with less than a hundredth of a side, of which no network sees anything.
-
-    >>> check_box((0.0, 0.0, 0.5, 0.5))
-    """
-    if box is not None and min(box[2] - box[0], box[3] - box[1]) < 0.01:
-        raise Refusal(422, "box: smaller than a hundredth of the image")

@@ -16,6 +16,7 @@ from firstpage.serve.guard import Refusal
 MAX_UPLOAD = 2**25  # bytes of an uploaded file
 MAX_DECODED = 2**29  # bytes of memory for decoding it: 60 megapixels, far more as a plain JPEG
 UPLOAD_SECONDS = 30.0
+MIN_BOX = 0.01  # of a side; of less, no network sees anything
 MAX_SIDE = 1280  # pixels of an image that is sent
 
 
@@ -137,6 +138,8 @@ def parse_box(text: str) -> Box:
         x0 = y0 = x1 = y1 = 0.0
     if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):
         raise Refusal(422, "box: give x0,y0,x1,y1 in shares of width and height, such as 0.1,0.2,0.5,1")
+    if min(x1 - x0, y1 - y0) < MIN_BOX:
+        raise Refusal(422, f"box: has less than {MIN_BOX:.0%} of a side")
     return x0, y0, x1, y1
 
 
