@@ -194,7 +194,7 @@ async def _image(
 ) -> answers.ImageAnswer:
     def find() -> answers.ImageAnswer:
         served = site.index(number)
-        path = served.shown_path(served.value(id, "path"))
+        [path] = served.shown_paths([served.value(id, "path")])
         return answers.ImageAnswer(id, served.value(id, "label"), path)
 
     return await site.work(find)
@@ -240,18 +240,19 @@ async def _search(
         source = served.source(id, query, origin)
         found = served.search(source, k, where or None, fold)
         marks = served.marks.of(source.key)
+        paths = served.shown_paths([match.path for match, _ in found])
         results = [
             answers.FoundImage(
                 match.id,
                 match.score,
                 getattr(match, "probability", None),
                 match.label,
-                served.shown_path(match.path),
+                path,
                 match.columns,
                 marks.get(match.path),
                 first,
             )
-            for match, first in found
+            for (match, first), path in zip(found, paths, strict=True)
         ]
         return answers.SearchAnswer(results, round(time.perf_counter() - begin, 6))
 

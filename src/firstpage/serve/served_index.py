@@ -3,6 +3,7 @@
 import io
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class ServedIndex:
         self.name = self.folder.resolve().name
         self.marks = Marks(self.folder)
         self._lock = threading.Lock()
+        self._manifest = os.path.join(self.folder, MANIFEST)
         self._state = self._manifest_state()
         self._index = Index.open(self.folder)
         self._roots: dict[int, str] = {}
@@ -81,7 +83,7 @@ class ServedIndex:
 
     def _manifest_state(self) -> tuple[int, int]:
         try:
-            status = os.stat(self.folder / MANIFEST)
+            status = os.stat(self._manifest)
         except OSError:
             return (-1, -1)
         return status.st_mtime_ns, status.st_size
@@ -104,9 +106,10 @@ class ServedIndex:
             raise Refusal(404, f"id {id}: is not in the index")
         return str(index.columns[column][place])
 
-    def shown_path(self, path: str) -> str:
-        """Return a path as the page shows it, within the folder that all images are in."""
-        return os.path.relpath(path, self.root())
+    def shown_paths(self, paths: Sequence[str]) -> list[str]:
+        """Return paths as the page shows them, within the folder that all images are in."""
+        prefix = os.path.join(self.root(), "")
+        return [path.removeprefix(prefix) for path in paths]
 
     def root(self) -> str:
         """Return the folder that all images of the index are in."""
