@@ -70,7 +70,7 @@ def visit(browser, address):
 
 
 def upload(page, file=IMAGE):
-    page.set_input_files("#file", file)
+    searched(page, lambda: page.set_input_files("#file", file))
     page.wait_for_selector(".card")
 
 
