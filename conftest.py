@@ -24,6 +24,7 @@ LONGEST = (
     "test_ranks.py",
     "test_fit.py",
     "test_page.py",
+    "test_browser.py",
     "test_hostile.py",
     "test_ray_embedding.py",
     "test_feedback.py",

@@ -29,6 +29,7 @@ LAYERS = [
     {"runs"},
     {"search"},
     {"training"},
+    {"serve"},
     {"figures"},
     {"report"},
     {"demo"},

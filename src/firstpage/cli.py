@@ -17,6 +17,7 @@ from firstpage.errors import UserError
 from firstpage.search.commands import index_app
 from firstpage.search.embed_command import embed
 from firstpage.search.search_commands import calibrate, search_index
+from firstpage.serve.commands import serve_index
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
@@ -127,6 +128,7 @@ def _clear(
 app.add_typer(index_app, name="index")
 app.command("search")(search_index)
 app.command("calibrate")(calibrate)
+app.command("serve")(serve_index)
 
 
 @app.command("demo")
@@ -305,6 +307,7 @@ def _report(
     protocol: Annotated[str | None, typer.Option(help="paper or fair. Defaults to that of each run.")] = None,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
     exclude_same: _ExcludeSame = None,
+    index: Annotated[Path | None, typer.Option(help="Index whose marks are shown, too.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
 ) -> None:
@@ -319,6 +322,7 @@ def _report(
         protocol=protocol,
         clustering=clustering,
         exclude_same=exclude_same,
+        index=index,
         device=device,
         cache=cache,
     )

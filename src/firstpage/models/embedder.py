@@ -203,6 +203,15 @@ class Embedder(nn.Module):
             self.train(was_training)
         return torch.cat(vectors) if vectors else torch.empty(0, self.dim)
 
+    def prepare(self, images: Sequence[str | os.PathLike[str] | Image.Image | np.ndarray]) -> Tensor:
+        """Return what the network sees of a few images, on its device: [N, 3, crop, crop].
+
+        >>> model = Embedder.create(backbone="small", dim=4, stored=48, crop=40)
+        >>> model.prepare([Image.new("RGB", (60, 80))]).shape
+        torch.Size([1, 3, 40, 40])
+        """
+        return self.preprocess(self._frame(list(images)).to(self.device))
+
     def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch | Tensor]:  # noqa: ANN401
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         if hasattr(images, "batches"):  # which decodes the next ones meanwhile

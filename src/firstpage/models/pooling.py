@@ -37,10 +37,7 @@ class Pooling(nn.Module):
                     "pooling='cls': this backbone has no class token; choose avg, max, avg+max or gem"
                 )
             return features[:, 0]
-        if features.ndim == 3:
-            positions = features[:, self.prefix_tokens :]  # [B, patches, C]
-        else:
-            positions = features.flatten(2).transpose(1, 2)  # [B, h · w, C]
+        positions = self.positions(features)
         if self.exponent is not None:
             return positions.clamp_min(1e-6).pow(self.exponent).mean(dim=1).pow(1 / self.exponent)
         if self.kind == "avg":
@@ -48,3 +45,13 @@ class Pooling(nn.Module):
         if self.kind == "max":
             return positions.amax(dim=1)
         return positions.mean(dim=1) + positions.amax(dim=1)
+
+    def positions(self, features: Tensor) -> Tensor:
+        """Return the features of each position of a map, or of each patch: [B, positions, C].
+
+        >>> Pooling("avg").positions(torch.zeros(2, 5, 4, 3)).shape
+        torch.Size([2, 12, 5])
+        """
+        if features.ndim == 3:
+            return features[:, self.prefix_tokens :]
+        return features.flatten(2).transpose(1, 2)

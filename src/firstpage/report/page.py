@@ -16,6 +16,7 @@ from firstpage.report.evaluation import Evaluation, embed_test, evaluate_test
 from firstpage.report.facts import run_facts
 from firstpage.report.images import Thumbnails, render_map
 from firstpage.report.lists import render_confusions, render_lists
+from firstpage.report.marks import render_marks
 from firstpage.report.markup import Html, name_tag, tag
 from firstpage.runs.folder import fingerprint
 from firstpage.runs.opening import open_run
@@ -56,6 +57,7 @@ def write_report(
     protocol: str | None = None,
     clustering: bool = True,
     exclude_same: str | None = None,
+    index: str | os.PathLike[str] | None = None,
     device: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -70,6 +72,7 @@ def write_report(
         protocol: `paper` or `fair`. Defaults to each run's own.
         clustering: Also cluster the test images, which is slow with thousands of classes.
         exclude_same: Column of the dataset, such as "camera": what has a query's value is no result of it.
+        index: An index whose marks are shown; see `firstpage serve`.
         device: `cuda` or `cpu`. Defaults to a GPU if available.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
@@ -91,6 +94,7 @@ def write_report(
     if len({*names}) < len(names):
         raise UserError(f"runs: {', '.join(map(str, runs))}: the same folder twice: name it once")
     target = durable.check(out if out is not None else Path(runs[0], "report.html"))
+    marks = None if index is None else render_marks(index)
     first = next((run for run in runs if _is_run(run)), None)
     opened = [  # all of them first, to fail before minutes of work
         open_run(
@@ -108,19 +112,22 @@ def write_report(
     tests = [embed_test(run, exclude_same) for run in opened]
     del opened  # the models take memory
     evaluations = [evaluate_test(test, clustering=clustering) for test in tests]
-    return write_page(dict(zip(names, evaluations, strict=True)), target)
+    return write_page(dict(zip(names, evaluations, strict=True)), target, marks=marks)
 
 
 def _is_run(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, "run.json").is_file()
 
 
-def write_page(runs: Mapping[str, Evaluation], path: str | os.PathLike[str]) -> Path:
+def write_page(
+    runs: Mapping[str, Evaluation], path: str | os.PathLike[str], *, marks: Sequence[Html] | None = None
+) -> Path:
     """Write the HTML page of some evaluations, atomically.
 
     Args:
         runs: Evaluations by the names to show.
         path: The file.
+        marks: Also show these marks, from `render_marks`.
 
     Returns:
         Path of the file.
@@ -129,17 +136,18 @@ def write_page(runs: Mapping[str, Evaluation], path: str | os.PathLike[str]) -> 
     Traceback (most recent call last):
     firstpage.errors.UserError: runs={}: must have at least one evaluation
     """
-    target, text = Path(path), render_page(runs)
+    target, text = Path(path), render_page(runs, marks)
     target.parent.mkdir(parents=True, exist_ok=True)
     durable.write(target, text.encode())
     return target
 
 
-def render_page(runs: Mapping[str, Evaluation]) -> Html:
+def render_page(runs: Mapping[str, Evaluation], marks: Sequence[Html] | None = None) -> Html:
     """Render the HTML page of some evaluations.
 
     Args:
         runs: Evaluations by the names to show.
+        marks: Also show these marks, from `render_marks`.
 
     Raises:
         UserError: There are no evaluations.
@@ -151,7 +159,7 @@ def render_page(runs: Mapping[str, Evaluation]) -> Html:
     if not runs:
         raise UserError("runs={}: must have at least one evaluation")
     groups = _group_by_test(runs)
-    sections = [section for section in _sections(runs, groups) if section[2]]
+    sections = [section for section in _sections(runs, groups, marks or ()) if section[2]]
     nav = tag("nav", tag("ul", *(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)))
     body = [
         tag("section", tag("h2", title, id=f"{name}-title"), *parts, id=name, aria_labelledby=f"{name}-title")
@@ -219,7 +227,7 @@ def _describe_training(record: Record) -> str:
 
 
 def _sections(
-    runs: Mapping[str, Evaluation], groups: Sequence[Mapping[str, Evaluation]]
+    runs: Mapping[str, Evaluation], groups: Sequence[Mapping[str, Evaluation]], marks: Sequence[Html]
 ) -> list[tuple[str, str, list[Html]]]:
     """Return id, title and content of each section; an empty one is not shown."""
     several = len(runs) > 1
@@ -253,6 +261,7 @@ def _sections(
         ("lists", "Retrieved lists", [_LISTS, *lists]),
         ("confused", "Confused classes", [_CONFUSED, *each(render_confusions)]),
         ("classes", "Worst classes", each(lambda evaluation, _: tables.render_classes(evaluation))),
+        ("marks", "Marks", list(marks)),
         ("map", "Map of the embedding", each(render_map)),
         ("run", "Run details", [tag("div", tables.render_facts(runs), class_="card")]),
     ]

@@ -315,6 +315,14 @@ class Index:
         part, number = self._vectors.part(int(self._vectors.rows_of([id])[0]))
         return part.thumbnail(number)
 
+    def vectors(self, ids: Sequence[int]) -> Tensor:
+        """Return the vectors of some images [N, dim].
+
+        Raises:
+            UserError: There is no such id.
+        """
+        return self._vectors.decode(self._vectors.rows_of(ids))
+
     def _cut(self, vectors: Tensor) -> Tensor:
         """Return vectors as those of the index: the first dimensions, of length one."""
         dim = self.manifest.dim

@@ -1,0 +1,45 @@
+"""A small shop, two indexes of it, and a client of their server."""
+
+import pytest
+import torch
+
+from firstpage.serve import create_app
+from support.serving import NAMES, build_index, client_of, picture
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory):
+    """The files: four cups, mugs and pots; cup/3 is nearly cup/2."""
+    root = tmp_path_factory.mktemp("files") / "shop"
+    for seed, name in enumerate(NAMES):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(2 if name == "cup/3.png" else seed).save(root / name)
+    return root
+
+
+@pytest.fixture
+def index(shop, tmp_path):
+    """An index that a test may change."""
+    return build_index(tmp_path / "index", shop)
+
+
+@pytest.fixture(scope="module")
+def folders(shop, tmp_path_factory):
+    """The folders of two indexes of the shop, by two models."""
+    root = tmp_path_factory.mktemp("indexes")
+    return [build_index(root / name, shop, seed).folder for seed, name in enumerate(("first", "second"))]
+
+
+@pytest.fixture(scope="module")
+def client(folders):
+    """A client of a server of both indexes, without a token."""
+    with client_of(create_app(folders)) as client:
+        yield client
