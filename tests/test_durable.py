@@ -191,7 +191,7 @@ OTHERS = {
     ("data/glyphs.py", "save"): "into a folder that is renamed when it is complete",
     ("data/glyphs.py", "write_text"): "into a folder that is renamed when it is complete",
     ("data/store.py", "memmap"): "reads",
-    ("search/index.py", "save"): "an embedder, which writes its files by durable.write",
+    ("search/changes.py", "save"): "an embedder, which writes its files by durable.write",
     ("search/segment.py", "memmap"): "vectors, to read: changes to the copy in memory are not written",
     ("search/segment.py", "save"): "thumbnails, into memory",
     ("data/store_builder.py", "open"): "pixels and a journal in a folder that is renamed when it is complete",
