@@ -83,7 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     jobs, begin = plan(options), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hostile-") as scratch:
         base = Path(scratch, "base")
-        forked(lambda: prepare(base), codes=(0,))
+        forked(lambda: prepare(base), codes=(0,), limit=writing.LONG)
+        if any(kind.startswith("index-") for kind, _ in jobs):
+            indexes.prepare(base)
         failures = attack_all(jobs, base, options.seed, options.keep)
     tried = {kind: sum(job[0] == kind for job in jobs) for kind in KINDS}
     print(f"{'kind':<16}{'tried':>8}{'failed':>8}")
@@ -113,7 +115,7 @@ def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def prepare(base: Path) -> None:
-    """Make the sound samples: images, a run, embeddings, a pixel store and indexes."""
+    """Make the sound samples: images, a run, embeddings and a pixel store."""
     os.environ["FIRSTPAGE_CACHE"] = str(base / "cache")
     kill.draw(base / "pictures")
     for folder in sorted((base / "pictures").iterdir())[::5]:
@@ -128,7 +130,6 @@ def prepare(base: Path) -> None:
         with suppress(SystemExit):
             cli.main(command)
     PixelStore.build(read(base / "few"), base / "stores", size=36, progress=False)
-    indexes.prepare(base)
 
 
 def attempt(place: Place) -> str | None:

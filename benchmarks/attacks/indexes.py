@@ -18,6 +18,7 @@ ESTIMATES: dict[str, float] = {}  # seconds of each change, as measured
 
 def prepare(base: Path) -> None:
     """Build an index of few images and one of all, both with a file of FAISS."""
+    os.environ["FIRSTPAGE_CACHE"] = str(base / "cache")
     for images in ("few", "pictures"):
         build = ["index", "build", f"{base}/run", f"{base}/{images}", f"--out={base}/index-{images}"]
         forked(partial(cli.main, [*build, "--engine=hnsw", "--device=cpu"]), codes=(0,), limit=LONG)

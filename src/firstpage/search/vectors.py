@@ -94,6 +94,7 @@ class Vectors:
         self, queries: Tensor, allowed: np.ndarray, first: int
     ) -> Iterator[tuple[Tensor, Tensor | int]]:
         """Return the cosines with each block of vectors, and the rows of these or the first of them."""
+        room = torch.empty(0)  # for a block in float32: memory that is new each time would take longest
         for part, begin in zip(self.parts, self._firsts.tolist(), strict=False):
             for start in range(max(0, first - begin), len(part.ids), BLOCK):
                 block, row = part.vectors[start : start + BLOCK], begin + start
@@ -101,19 +102,18 @@ class Vectors:
                 count = np.count_nonzero(mask)
                 if count == 0:
                     continue
-                if count < len(mask) / 2:  # then only these are read
-                    numbers = np.flatnonzero(mask)
-                    cosine = self._compare(queries, part, block[numbers], start + numbers)
-                    yield cosine, torch.from_numpy(row + numbers)
-                    continue
-                cosine = self._compare(queries, part, block, slice(start, start + BLOCK))
-                if count < len(mask):
+                numbers = np.flatnonzero(mask) if count < len(mask) / 2 else None  # then only these are read
+                stored = torch.from_numpy(np.asarray(block if numbers is None else block[numbers]))
+                if stored.dtype != torch.float32:
+                    room = room if len(room) >= len(stored) else torch.empty(len(stored), self.dim)
+                    stored = room[: len(stored)].copy_(stored)
+                cosine = queries @ stored.T
+                if part.vectors.dtype == np.int8:
+                    scale = part.scale[start : start + BLOCK]
+                    cosine *= scale if numbers is None else scale[torch.from_numpy(numbers)]
+                if numbers is None and count < len(mask):
                     cosine.index_fill_(1, torch.from_numpy(np.flatnonzero(~mask)), -torch.inf)
-                yield cosine, row
-
-    def _compare(self, queries: Tensor, part: Part, block: np.ndarray, numbers: np.ndarray | slice) -> Tensor:
-        cosine = queries @ torch.from_numpy(np.asarray(block)).float().T
-        return cosine.mul_(part.scale[numbers]) if block.dtype == np.int8 else cosine
+                yield cosine, row if numbers is None else torch.from_numpy(row + numbers)
 
     def cosines(self, queries: Tensor, rows: np.ndarray) -> Tensor:
         """Return the cosine of each query with some rows of its own, [Q, C]; -inf for row -1."""
