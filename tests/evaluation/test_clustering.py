@@ -59,7 +59,7 @@ def blobs(classes, each, noise, seed=0):
 
 def test_far_apart_classes_are_found_whatever_their_length_and_number():
     points, labels = blobs(200, 6, 0.001)  # more clusters than rounds of drawing
-    found = cluster(points * torch.logspace(-3, 3, len(points))[:, None], labels - 7, engine="torch")
+    found = cluster(points * torch.logspace(-3, 3, len(points))[:, None], labels - 7)
     assert found.nmi > 98
     assert found.clusters == 200
     assert found.engine == "torch"
@@ -69,7 +69,7 @@ def test_far_apart_classes_are_found_whatever_their_length_and_number():
 def test_k_means_is_as_tight_as_scikit_learns():
     points, labels = blobs(12, 25, 0.3)
     points = torch.nn.functional.normalize(points, dim=1)
-    ours = cluster(points, labels, tries=5, engine="torch").assignment
+    ours = cluster(points, labels, tries=5).assignment
     theirs = sklearn.cluster.KMeans(12, n_init=5, random_state=0).fit(points.numpy())
 
     def spread(assignment):
@@ -84,23 +84,23 @@ def test_k_means_is_as_tight_as_scikit_learns():
 def test_an_image_lies_with_the_nearest_mean():
     points, labels = blobs(6, 20, 0.2)
     points = torch.nn.functional.normalize(points, dim=1)
-    assignment = cluster(points, labels, engine="torch").assignment
+    assignment = cluster(points, labels).assignment
     means = torch.stack([points[assignment == c].mean(0) for c in range(6)])
     assert torch.equal(torch.cdist(points, means).argmin(1), assignment)
 
 
 def test_the_seed_decides_and_tries_do_not_hurt():
     points, labels = blobs(10, 10, 0.8)
-    one, again, other = (cluster(points, labels, seed=s, engine="torch").assignment for s in (0, 0, 1))
+    one, again, other = (cluster(points, labels, seed=s).assignment for s in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
 def test_blocks_do_not_matter(monkeypatch):
     points, labels = blobs(10, 10, 0.3)
-    whole = cluster(points, labels, engine="torch").assignment
+    whole = cluster(points, labels).assignment
     monkeypatch.setattr(clustering, "_BLOCK", 70)
-    assert torch.equal(cluster(points, labels, engine="torch").assignment, whole)
+    assert torch.equal(cluster(points, labels).assignment, whole)
 
 
 def test_empty_clusters_begin_anew():
@@ -114,14 +114,14 @@ def test_empty_clusters_begin_anew():
 
 def test_fewer_places_than_clusters():
     points = torch.eye(2).repeat(4, 1)
-    found = cluster(points, torch.arange(2).repeat(4), clusters=5, engine="torch")
+    found = cluster(points, torch.arange(2).repeat(4), clusters=5)
     assert len(found.assignment.unique()) == 2
     assert found.nmi == pytest.approx(100)
 
 
 def test_pytorch_metric_learning_agrees():
     points, labels = blobs(8, 15, 0.5)
-    found = cluster(points, labels, engine="torch")
+    found = cluster(points, labels)
     theirs = AccuracyCalculator(
         include=("NMI", "AMI"),
         kmeans_func=lambda *_: found.assignment,
@@ -132,7 +132,7 @@ def test_pytorch_metric_learning_agrees():
     assert found.ami == pytest.approx(100 * theirs["AMI"])
 
 
-def test_faiss_is_asked_for_when_present(monkeypatch):
+def test_faiss_is_asked_when_it_is_chosen(monkeypatch):
     """Against a stand-in: what is asked of FAISS, and that its answer is what is measured."""
     points, labels = blobs(3, 4, 0.01)
 
@@ -153,7 +153,7 @@ def test_faiss_is_asked_for_when_present(monkeypatch):
     stand_in.Kmeans = Kmeans
     stand_in.__spec__ = type(sys.__spec__)("faiss", None)
     monkeypatch.setitem(sys.modules, "faiss", stand_in)
-    found = cluster(points, labels, seed=5)
+    found = cluster(points, labels, seed=5, engine="faiss")
     assert found.engine == "faiss"
     assert found.nmi == pytest.approx(100)
 

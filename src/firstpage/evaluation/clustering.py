@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -61,7 +60,7 @@ def cluster(
     seed: int = 0,
     tries: int = 1,
     iterations: int = 50,
-    engine: Literal["auto", "torch", "faiss"] = "auto",
+    engine: Literal["torch", "faiss"] = "torch",
 ) -> Clustering:
     """Cluster the directions of the embeddings by k-means and compare the clusters with the classes.
 
@@ -73,8 +72,8 @@ def cluster(
         tries: Number of k-means runs from different centers, of which the one with the smallest sum of
             squared distances is returned.
         iterations: Maximum number of iterations. A run ends when no image changes its cluster.
-        engine: "torch", "faiss", or "auto": FAISS for embeddings on the CPU if it is installed, else torch.
-            Both start from different centers, so their metrics differ slightly.
+        engine: "torch", or "faiss" on the CPU. Both start from different centers, so their metrics differ
+            slightly.
 
     Raises:
         UserError: Wrong shapes, NaN or a zero vector, a single class, or an invalid number of clusters,
@@ -93,10 +92,8 @@ def cluster(
         raise UserError(f"clusters={clusters}: must lie in 1..{len(labels)}, the number of embeddings")
     if tries < 1 or iterations < 1:
         raise UserError(f"tries={tries}, iterations={iterations}: must be at least 1 each")
-    if engine not in ("auto", "torch", "faiss"):
-        raise UserError(f"engine={engine!r}: choose 'auto', 'torch' or 'faiss'")
-    if engine == "auto":
-        engine = "faiss" if embeddings.device.type == "cpu" and find_spec("faiss") else "torch"
+    if engine not in ("torch", "faiss"):
+        raise UserError(f"engine={engine!r}: choose 'torch' or 'faiss'")
     with full_precision(embeddings):
         points = (embeddings * inverse_norms("embeddings", embeddings)).float()
         run = _cluster_faiss if engine == "faiss" else _cluster_torch

@@ -78,7 +78,11 @@ class NeighborSearch:
             count = max(256, 16 * k)
             parameters = faiss.SearchParametersIVF(nprobe=max(8, lists // 32) * effort, **options)
         count = min(count, self._about.rows)
-        ids: np.ndarray = self._index.search(queries.numpy(), count, params=parameters)[1]
+        vectors = np.ascontiguousarray(queries.numpy(), np.float32)
+        scores, ids = np.empty((len(vectors), count), np.float32), np.empty((len(vectors), count), np.int64)
+        pointer = faiss.swig_ptr
+        # Not `search`: faiss.contrib.torch_utils, which others import, replaces it by one without parameters.
+        self._index.search_c(len(vectors), pointer(vectors), count, pointer(scores), pointer(ids), parameters)
         return ids
 
 
