@@ -32,6 +32,7 @@ LAYERS = [
     {"serve"},
     {"figures"},
     {"report"},
+    {"compare"},
     {"demo"},
     {"cli"},
     {"__main__", "__init__"},

@@ -13,6 +13,7 @@ import typer
 from firstpage import __version__, durable
 from firstpage._terminal import Commands, describe_error, print_text, show_warnings
 from firstpage._text import shorten
+from firstpage.compare.commands import compare_methods
 from firstpage.errors import UserError
 from firstpage.search.commands import index_app
 from firstpage.search.embed_command import embed
@@ -129,6 +130,7 @@ app.add_typer(index_app, name="index")
 app.command("search")(search_index)
 app.command("calibrate")(calibrate)
 app.command("serve")(serve_index)
+app.command("compare")(compare_methods)
 
 
 @app.command("demo")

@@ -1,0 +1,68 @@
+"""The command `firstpage compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstpage._terminal import print_text
+
+
+def compare_methods(
+    table: Annotated[Path, typer.Argument(help="TOML file of a table.")],
+    data: Annotated[str, typer.Option(help="Folder, table or name of the data.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of results. Defaults to results/TABLE.")] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each method.")] = 1,
+    protocols: Annotated[
+        list[str] | None, typer.Option("--protocol", help="paper or fair; repeatable. Defaults to paper.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--max-minutes", help="Stop then; the next call goes on from there.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value for all rows; repeatable.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the models of all trainings.")] = False,
+) -> None:
+    """Train every method of a table and write the table, with the papers' figures beside the measured ones.
+
+    Finished trainings are not repeated: run it again to go on.
+    """
+    from dataclasses import replace
+
+    from firstpage.compare.cells import run_cells
+    from firstpage.compare.rendering import to_markdown, write_pages
+    from firstpage.compare.summary import summarize
+    from firstpage.compare.tables import Table
+    from firstpage.errors import UserError
+    from firstpage.runs.run_data import read_data
+
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: must be at least 1")
+    chosen = Table.read(table)
+    if changes:
+        rows = tuple(replace(row, recipe=row.recipe.changed(changes)) for row in chosen.rows)
+        chosen = replace(chosen, rows=rows)
+    folder, asked = out or Path("results", table.stem), protocols or ["paper"]
+    catalog = read_data(None, data, None)
+    complete = run_cells(
+        chosen,
+        catalog,
+        folder,
+        seeds=range(seeds),
+        protocols=asked,
+        minutes=minutes,
+        device=device,
+        cache=cache,
+        keep=keep,
+        show=print_text,
+    )
+    measured = summarize(chosen, catalog, folder, range(seeds), asked)
+    written = write_pages(folder, chosen, measured)
+    print_text(to_markdown(chosen, measured))
+    print_text(f"wrote {' and '.join(str(path) for path in written)}")
+    if not complete:
+        print_text("not complete: run it again to go on")
+        raise typer.Exit(3)

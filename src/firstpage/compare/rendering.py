@@ -1,0 +1,137 @@
+"""A measured table as Markdown and as a page."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from firstpage import durable
+from firstpage.compare.summary import Measured, compare_best
+from firstpage.compare.tables import Table
+from firstpage.report.markup import Html, tag
+
+_STYLE = Html(
+    "body{margin:2rem auto;max-width:76rem;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color-scheme:"
+    "light dark}table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.3rem .7rem;"
+    "text-align:right;border-bottom:1px solid #8885}th:first-child,td:first-child{text-align:left}small{"
+    "opacity:.7}.scroll{overflow-x:auto}"
+)
+
+
+def table_lines(table: Table, measured: Sequence[Measured]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the head, the cells and the notes of a measured table, as text.
+
+    Args:
+        table: The methods.
+        measured: What was measured of them.
+
+    >>> from firstpage.recipes import Recipe
+    >>> from firstpage.compare.tables import Row
+    >>> row = Row("Margin", Recipe(), {"R@1": 63.6}, "BN-Inception")
+    >>> cells = {0: {"metrics": {"R@1": 64.04}, "error": "", "seconds": 30.0}}
+    >>> head, lines, notes = table_lines(Table("T", (row,), ("R@1",)), [Measured(row, "paper", cells)])
+    >>> lines, notes
+    ([['Margin', 'paper', '1', '64.0', '63.6', '30', '', '', '']], ['Margin: in the paper BN-Inception'])
+    """
+    papers = [name for name in table.metrics if any(name in row.paper for row in table.rows)]
+    head = ["method", "protocol", "seeds"]
+    for name in table.metrics:
+        head += [name, f"{name}, paper"] if name in papers else [name]
+    head += ["seconds", "images/s", "parameters", "dim"]
+    lines, notes = [], []
+    for each in measured:
+        line = [each.row.name, each.protocol, str(len(each.values(table.metrics[0])))]
+        for name in table.metrics:
+            mean, half = each.mean(name)
+            text = "–" if math.isnan(mean) else f"{mean:.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}")
+            line.append(text)
+            if name in papers:
+                line.append(f"{each.row.paper[name]:.1f}" if name in each.row.paper else "")
+        for name, scale, unit in (
+            ("seconds", 1, ""),
+            ("images_per_second", 1, ""),
+            ("parameters", 1e-6, " M"),
+            ("dim", 1, ""),
+        ):
+            value = each.average(name)
+            line.append("" if value is None else f"{value * scale:,.{1 if unit else 0}f}{unit}")
+        lines.append(line)
+        notes += [f"{each.row.name}, {each.protocol}: {error}" for error in each.errors]
+    notes += [f"{row.name}: in the paper {row.differs}" for row in table.rows if row.differs]
+    return head, lines, notes
+
+
+def _sentences(table: Table, measured: Sequence[Measured]) -> list[str]:
+    found = []
+    for protocol in dict.fromkeys(each.protocol for each in measured):
+        chosen = [each for each in measured if each.protocol == protocol]
+        for name in table.metrics:
+            sentence = compare_best(chosen, name)
+            found += [f"{protocol}: {sentence}"] if sentence else []
+    return found
+
+
+def to_markdown(table: Table, measured: Sequence[Measured]) -> str:
+    """Return a measured table as Markdown.
+
+    >>> from firstpage.recipes import Recipe
+    >>> from firstpage.compare.tables import Row
+    >>> row = Row("Margin", Recipe())
+    >>> print(to_markdown(Table("T", (row,), ("R@1",)), [Measured(row, "paper", {})]).strip())
+    # T
+    <BLANKLINE>
+    | method | protocol | seeds | R@1 | seconds | images/s | parameters | dim |
+    |---|---|---|---|---|---|---|---|
+    | Margin | paper | 0 | – |  |  |  |  |
+    """
+    head, lines, notes = table_lines(table, measured)
+    parts = [f"# {table.title}", *([table.about] if table.about else [])]
+    rows = [head, ["---"] * len(head), *lines]
+    marks = [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        if row[0] != "---"
+        else "|" + "|".join(row) + "|"
+        for row in rows
+    ]
+    parts.append("\n".join(marks))
+    parts += [
+        "\n".join(f"- {line}" for line in lines) for lines in (_sentences(table, measured), notes) if lines
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_html(table: Table, measured: Sequence[Measured]) -> str:
+    """Return a measured table as a page of its own.
+
+    >>> from firstpage.recipes import Recipe
+    >>> from firstpage.compare.tables import Row
+    >>> row = Row("N-pair & <co>", Recipe())
+    >>> "N-pair &amp; &lt;co&gt;" in to_html(Table("T", (row,)), [Measured(row, "paper", {})])
+    True
+    """
+    head, lines, notes = table_lines(table, measured)
+    body = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
+    rows = tag("table", tag("thead", tag("tr", *(tag("th", cell) for cell in head))), tag("tbody", *body))
+    page = tag(
+        "html",
+        tag("head", tag("meta", charset="utf-8"), tag("title", table.title), tag("style", _STYLE)),
+        tag(
+            "body",
+            tag("h1", table.title),
+            *([tag("p", table.about)] if table.about else []),
+            tag("div", rows, class_="scroll"),
+            tag("ul", *(tag("li", line) for line in _sentences(table, measured))),
+            tag("small", tag("ul", *(tag("li", line) for line in notes))),
+        ),
+        lang="en",
+    )
+    return f"<!doctype html>\n{page}\n"
+
+
+def write_pages(folder: Path, table: Table, measured: Sequence[Measured]) -> list[Path]:
+    """Write `table.md` and `table.html`, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in (("table.md", to_markdown(table, measured)), ("table.html", to_html(table, measured))):
+        durable.write(folder / name, text.encode())
+        written.append(folder / name)
+    return written

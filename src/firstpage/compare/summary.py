@@ -1,0 +1,121 @@
+"""What the cells of a table say together: means over seeds, and whether the best method is ahead."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
+
+from firstpage.compare.cells import cells_of, read_cell
+from firstpage.compare.tables import Row, Table
+from firstpage.data.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the trainings of a method have measured, over seeds, under one protocol.
+
+    Args:
+        row: The method.
+        protocol: `paper` or `fair`.
+        cells: What each finished training has written, by seed.
+
+    >>> from firstpage.recipes import Recipe
+    >>> cells = {seed: {"metrics": {"R@1": value}, "error": ""} for seed, value in enumerate((60.0, 62.0))}
+    >>> [round(value, 1) for value in Measured(Row("Margin", Recipe()), "paper", cells).mean("R@1")]
+    [61.0, 12.7]
+    """
+
+    row: Row
+    protocol: str
+    cells: dict[int, dict[str, Any]]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """Return a metric by seed."""
+        tables = {seed: cell["metrics"] for seed, cell in self.cells.items()}
+        return {seed: float(table[metric]) for seed, table in tables.items() if metric in table}
+
+    def mean(self, metric: str) -> tuple[float, float]:
+        """Return the mean over seeds and half its 95 % interval (Student's t); NaN where there are none."""
+        return mean_and_half(list(self.values(metric).values()))
+
+    def average(self, name: str) -> float | None:
+        """Return the mean of another number that each cell has, such as `seconds`."""
+        numbers = [cell[name] for cell in self.cells.values() if cell.get(name) is not None]
+        return float(np.mean(numbers)) if numbers else None
+
+    @property
+    def errors(self) -> list[str]:
+        """Why trainings have failed, each reason once."""
+        return list(dict.fromkeys(cell["error"] for cell in self.cells.values() if cell["error"]))
+
+
+def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of some values and half its 95 % interval, NaN where it is not known.
+
+    >>> mean_and_half([1.0])
+    (1.0, nan)
+    """
+    count = len(values)
+    if not count:
+        return float("nan"), float("nan")
+    if count == 1:
+        return float(values[0]), float("nan")
+    half = stdtrit(count - 1, 0.975) * np.std(values, ddof=1) / count**0.5
+    return float(np.mean(values)), float(half)
+
+
+def summarize(
+    table: Table, catalog: Catalog, folder: Path, seeds: Sequence[int], protocols: Sequence[str]
+) -> list[Measured]:
+    """Return what was measured of each method under each protocol.
+
+    >>> table = Table.of({"title": "One", "row": [{"name": "RLL"}]})
+    >>> catalog = Catalog("x", Path(), ["a.jpg"], np.zeros(1, int), ["a"], {})
+    >>> summarize(table, catalog, Path("nowhere"), [0], ["paper"])[0].cells
+    {}
+    """
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for cell in cells_of(table, seeds, protocols):
+        measured = read_cell(cell, catalog, folder)
+        cells = found.setdefault((cell.protocol, cell.row.key), {})
+        if measured is not None:
+            cells[cell.seed] = measured
+    return [
+        Measured(row, protocol, found.get((protocol, row.key), {}))
+        for protocol in protocols
+        for row in table.rows
+    ]
+
+
+def compare_best(measured: Sequence[Measured], metric: str) -> str:
+    """Say in a sentence whether the best method is ahead of the next, seed by seed (paired t-test).
+
+    >>> from firstpage.recipes import Recipe
+    >>> def row(name, *values):
+    ...     cells = {seed: {"metrics": {"R@1": value}, "error": ""} for seed, value in enumerate(values)}
+    ...     return Measured(Row(name, Recipe()), "paper", cells)
+    >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9)], "R@1")
+    'R@1: A is ahead of B by 2.0 ± 0.2 (p = 0.001, 3 seeds)'
+    """
+    ranked = sorted(
+        (each for each in measured if each.values(metric)),
+        key=lambda each: each.mean(metric)[0],
+        reverse=True,
+    )
+    if len(ranked) < 2:
+        return ""
+    best, other = ranked[:2]
+    ours, theirs = best.values(metric), other.values(metric)
+    seeds = sorted(ours.keys() & theirs.keys())
+    gaps = [ours[seed] - theirs[seed] for seed in seeds]
+    mean, half = mean_and_half(gaps)
+    start = f"{metric}: {best.row.name} is ahead of {other.row.name} by {mean:.1f}"
+    if len(gaps) < 2:
+        return f"{start} (one seed: by chance, perhaps)" if gaps else ""
+    error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
+    p = 2 * float(stdtr(len(gaps) - 1, -abs(mean) / error)) if error else 0.0
+    verdict = "" if half < abs(mean) else "; the seeds do not separate them"
+    return f"{start} ± {half:.1f} (p = {p:.3f}, {len(gaps)} seeds{verdict})"

@@ -1,0 +1,147 @@
+"""A table of methods as a TOML file: what all rows share, and what each of them changes.
+
+title = "Sampling Wisely, table 1"
+metrics = ["R@1", "R@2", "R@4", "R@8"]
+
+[recipe]                     # sections of a recipe that all rows share
+schedule = { epochs = 20 }
+
+[[row]]
+name = "Margin, distance weighted"
+paper = { "R@1" = 63.6 }     # the paper's own figures
+differs = "BN-Inception"     # what was different there
+loss = { name = "margin" }   # and other sections of a recipe
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from firstpage._reading import read_toml
+from firstpage._types import convert
+from firstpage.errors import UserError
+from firstpage.recipes.recipe import Recipe
+
+METRICS = ("R@1", "P@5", "P@10", "MAP@R")
+_ROW = ("name", "paper", "differs")
+_TABLE = ("title", "about", "metrics", "recipe", "row")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a table.
+
+    Args:
+        name: What it is called.
+        recipe: How it is trained; seed and protocol are replaced.
+        paper: Figures of the paper, by metric.
+        differs: What was different in the paper.
+
+    >>> Row("Margin, distance weighted", Recipe()).key
+    'margin-distance-weighted'
+    """
+
+    name: str
+    recipe: Recipe
+    paper: dict[str, float] = field(default_factory=dict)
+    differs: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name as a part of file names."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of methods.
+
+    Args:
+        title: Of the table.
+        rows: The methods.
+        metrics: The columns.
+        about: A sentence about it.
+
+    >>> table = Table.of({"title": "Two", "row": [{"name": "RLL", "loss": {"name": "rll"}}]})
+    >>> table.rows[0].recipe.loss
+    {'name': 'rll'}
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    metrics: tuple[str, ...] = METRICS
+    about: str = ""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """Build a table from nested tables, as TOML gives them.
+
+        Raises:
+            UserError: A key is unknown, a value is of the wrong type, or two rows have one name.
+
+        >>> Table.of({"title": "Two", "row": [{"name": "RLL", "los": {}}]})
+        Traceback (most recent call last):
+        firstpage.errors.UserError: row 'RLL': los: no such setting; did you mean 'loss'? it has model, ...
+        """
+        for key in table:
+            if key not in _TABLE:
+                raise UserError(f"{key}: no such key; a table has {', '.join(_TABLE)}")
+        title = convert(table.get("title", ""), str, "title")
+        about = convert(table.get("about", ""), str, "about")
+        metrics = convert(table.get("metrics", list(METRICS)), list[str], "metrics")
+        shared, given = table.get("recipe", {}), table.get("row", [])
+        if not isinstance(shared, Mapping) or not isinstance(given, list) or not given:
+            raise UserError("recipe must be a table, and there must be a [[row]]: see firstpage.compare")
+        rows = tuple(_read_row(row, shared, number) for number, row in enumerate(given, start=1))
+        keys = [row.key for row in rows]
+        for row in rows:
+            if not row.key or keys.count(row.key) > 1:
+                raise UserError(f"row {row.name!r}: names must be different, also without signs: rename it")
+        return cls(title, rows, tuple(metrics), about)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a table from a TOML file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            UserError: It is not valid.
+
+        >>> Table.read("nowhere.toml")
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere.toml: no such table
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}: no such table")
+        try:
+            return cls.of(read_toml(path))
+        except UserError as error:
+            message = str(error)
+            raise UserError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+
+def _read_row(row: object, shared: Mapping[str, Any], number: int) -> Row:
+    if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
+        raise UserError(f"row {number}: must have a name")
+    name = row["name"]
+    paper = row.get("paper", {})
+    if not isinstance(paper, Mapping):
+        raise UserError(f"row {name!r}: paper must be a table of figures, such as {{ 'R@1' = 63.6 }}")
+    figures = {key: convert(value, float, f"row {name!r}: paper.{key}") for key, value in paper.items()}
+    changes = {key: value for key, value in row.items() if key not in _ROW}
+    sections = {item.name for item in fields(Recipe)}
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in shared.items()}
+    for key, value in changes.items():
+        replaced = key == "loss" and isinstance(value, Mapping) and "name" in value
+        if key in sections and isinstance(value, Mapping) and not replaced:
+            merged[key] = {**merged.get(key, {}), **value}
+        else:
+            merged[key] = value
+    try:
+        recipe = Recipe.of(merged)
+    except UserError as error:
+        raise UserError(f"row {name!r}: {error}") from None
+    return Row(name, recipe, figures, convert(row.get("differs", ""), str, f"row {name!r}: differs"))
