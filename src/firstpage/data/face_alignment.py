@@ -159,7 +159,7 @@ def _align_rest(
                 _write_list(target, failures)
             for name, _, middle in failed:
                 if middle and not skip:
-                    durable.write(target / _aligned_name(name), middle)
+                    _write(target / _aligned_name(name), middle)
             advance(len(batches[index]))
 
 
@@ -185,11 +185,15 @@ def _align_batch(
             except Unreadable as error:
                 failed.append((name, error.reason, b""))
                 continue
-            file.parent.mkdir(parents=True, exist_ok=True)
-            writes.append(writers.submit(durable.write, file, content))
+            writes.append(writers.submit(_write, file, content))
     for write in writes:
         write.result()
     return failed
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    durable.write(file, content)
 
 
 def _encode(image: Image.Image, name: str) -> bytes:
@@ -202,7 +206,8 @@ def _encode(image: Image.Image, name: str) -> bytes:
 
 
 def _aligned_name(name: str) -> str:
-    return name if suffix(name) in (*JPEG_SUFFIXES, ".png") else f"{name}.png"
+    """Return the name of an aligned image. Without its suffix it stays: pairs.txt has such names."""
+    return name if suffix(name) in (*JPEG_SUFFIXES, ".png") else f"{os.path.splitext(name)[0]}.png"
 
 
 def _check(source: Path, target: Path, size: faces.Size, min_face: int, jobs: int | None) -> None:
@@ -221,7 +226,7 @@ def _check(source: Path, target: Path, size: faces.Size, min_face: int, jobs: in
 
 
 def _check_names(source: Path, names: Sequence[str]) -> None:
-    """Refuse two images that would become one, such as a.gif and a.gif.png."""
+    """Refuse two images that would become one, such as a.gif and a.png."""
     taken: dict[str, str] = {}
     for name in names:
         other = taken.setdefault(_aligned_name(name), name)
@@ -259,8 +264,7 @@ def _copy_texts(source: Path, target: Path) -> None:
             content = file.read()
         copy = target / name
         if not copy.is_file() or copy.read_bytes() != content:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            durable.write(copy, content)
+            _write(copy, content)
 
 
 def _write_list(target: Path, failures: dict[str, str]) -> None:

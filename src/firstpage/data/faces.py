@@ -60,9 +60,9 @@ def similarity_transform(points: ArrayLike, targets: ArrayLike) -> Points:
     Raises:
         UserError: All points are the same, or one is not finite.
 
-    >>> similarity_transform([[0, 0], [1, 0], [0, 1]], [[5, 0], [5, 2], [3, 0]]) + 0.0  # turned, doubled
+    >>> similarity_transform([[0, 0], [2, 0]], [[5, 1], [5, 5]])  # a quarter turn, twice the size
     array([[ 0., -2.,  5.],
-           [ 2.,  0.,  0.]])
+           [ 2.,  0.,  1.]])
     """
     z, w = (np.asarray(values, np.float64) @ [1, 1j] for values in (points, targets))
     centered, wanted = z - z.mean(), w - w.mean()
