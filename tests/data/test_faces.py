@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
+from firstpage import cli
 from firstpage.data import faces, read
 from firstpage.data.face_alignment import align_faces
 from firstpage.data.faces import align_face, choose_face, face_template, similarity_transform
@@ -275,6 +276,20 @@ def test_folders_without_images_and_a_missing_package(tmp_path, photos, monkeypa
     with pytest.raises(UserError, match=r"pip install 'firstpage\[faces\]'"):
         align_faces(photos, tmp_path / "aligned")
     assert not (tmp_path / "aligned").exists()
+
+
+def test_on_the_command_line(tmp_path, photos, detector, capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["align", "faces", str(photos), str(tmp_path / "aligned"), "--jobs", "0", *arguments])
+        return end.value.code, *capsys.readouterr()
+
+    code, _, err = run("--size", "112")
+    assert (code, err) == (2, "firstpage: --size 112: write height and width in pixels, such as 112x96\n")
+    code, out, _ = run("--size", "112x112", "--min-face", "40")
+    assert code == 0
+    assert "Ann/Ann_0003.png: no face" in out
+    assert Image.open(tmp_path / "aligned" / "Ann" / "Ann_0001.jpg").size == (112, 112)
 
 
 PACKAGES = {  # in place of the real ones, in processes of their own: slow enough to be killed
