@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from firstpage import cli
+from firstpage import Embedder, cli, recipes
 from firstpage.data import faces, read
 from firstpage.data.face_alignment import align_faces
 from firstpage.data.faces import align_face, choose_face, face_template, similarity_transform
@@ -276,6 +276,15 @@ def test_folders_without_images_and_a_missing_package(tmp_path, photos, monkeypa
     with pytest.raises(UserError, match=r"pip install 'firstpage\[faces\]'"):
         align_faces(photos, tmp_path / "aligned")
     assert not (tmp_path / "aligned").exists()
+
+
+def test_the_recipe_takes_aligned_faces_as_they_are():
+    model = Embedder(recipes.find("casia-margin").model)
+    assert model.backbone.widths == (192, 384, 768)  # Sampling Matters, §5
+    face, _ = drawn_face()
+    face = align_face(face, face_template() * 1.2 + [65, 50])
+    assert np.array_equal(model.framing.scale(face), face)
+    assert model.embed([face], progress=False).shape == (1, 256)
 
 
 def test_on_the_command_line(tmp_path, photos, detector, capsys):
