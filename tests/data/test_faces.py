@@ -148,6 +148,18 @@ def test_a_drawn_face_is_found_as_the_package_finds_it():
         _, theirs = MTCNN().detect(np.asarray(image)[:, :, ::-1].copy(), min_face_size=60)
         np.testing.assert_allclose(landmarks, theirs[0].reshape(2, 5).T, atol=1e-3)
     assert faces.find_face(Image.new("RGB", (250, 250))) is None
+
+
+@needs_mtcnn
+def test_landmarks_of_a_face_at_the_border_are_where_they_were():
+    image, _ = drawn_face()
+    for cut in (60, 75):  # of the hair, and of an ear
+        landmarks = faces.find_face(image.crop((cut, 0, 250, 250)))
+        np.testing.assert_allclose(np.add(landmarks, [cut, 0]), faces.find_face(image), atol=4)
+
+
+@needs_mtcnn
+def test_images_without_a_face_have_none():
     assert faces.find_face(Image.new("RGB", (20, 300))) is None  # smaller than a face
 
 
@@ -309,6 +321,8 @@ PACKAGES = {  # in place of the real ones, in processes of their own: slow enoug
 import time
 import numpy as np
 import onnxruntime
+
+correct_bboxes = None
 
 class MTCNN:
     def detect(self, pixels, min_face_size):
