@@ -150,17 +150,26 @@ def _align_rest(
     """Align images in worker processes, and list those that fail in `failures` and in the target."""
     size, min_face, skip = settings
     batches = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
-    _write_list(target, failures)  # also where nothing fails: an old one may name what can now be read
+    waiting: list[Failure] = []
+
+    def keep() -> None:
+        """List what failed, and only then write the files that say that these images are done."""
+        failures.update((printable(name), reason) for name, reason, _ in waiting)
+        _write_list(target, failures)
+        for name, _, middle in waiting:
+            if middle and not skip:
+                _write(target / _aligned_name(name), middle)
+        waiting.clear()
+
+    keep()  # also where nothing fails: an old list may name what can now be read
     with Workers(jobs) as workers, progress_bar("aligning", len(names), progress and bool(names)) as advance:
         tasks = ((str(source), str(target), batch, size, min_face) for batch in batches)
         for index, failed in workers.map(_align_batch, tasks):
-            failures |= {printable(name): reason for name, reason, _ in failed}
-            if failed:  # before the files that say that these images are done
-                _write_list(target, failures)
-            for name, _, middle in failed:
-                if middle and not skip:
-                    _write(target / _aligned_name(name), middle)
+            waiting += failed
+            if len(waiting) > len(failures) // 50:  # the list is written whole: not for each of a million
+                keep()
             advance(len(batches[index]))
+    keep()
 
 
 def _align_batch(
