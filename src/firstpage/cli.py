@@ -14,6 +14,7 @@ from firstpage import __version__, durable
 from firstpage._terminal import Commands, describe_error, print_text, show_warnings
 from firstpage._text import shorten
 from firstpage.compare.commands import compare_methods
+from firstpage.data.commands import align_app
 from firstpage.errors import UserError
 from firstpage.search.commands import index_app
 from firstpage.search.embed_command import embed
@@ -126,6 +127,7 @@ def _clear(
     print_text(clear_cache(part))
 
 
+app.add_typer(align_app, name="align")
 app.add_typer(index_app, name="index")
 app.command("search")(search_index)
 app.command("calibrate")(calibrate)
@@ -278,6 +280,9 @@ def _evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     clustering: Annotated[bool, typer.Option(help="Also cluster; slow with many classes.")] = True,
     exclude_same: _ExcludeSame = None,
+    flip: Annotated[
+        bool, typer.Option("--flip", help="Average over each image and its mirror image.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write into this file instead of printing.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
@@ -288,8 +293,8 @@ def _evaluate(
 
     if out is not None:
         durable.check(out)
-    opened = open_run(subject, data, classes=classes, protocol=protocol, device=device, cache=cache)
-    evaluation = evaluate_test(embed_test(opened, exclude_same), clustering=clustering)
+    run = open_run(subject, data, classes=classes, protocol=protocol, device=device, cache=cache, flip=flip)
+    evaluation = evaluate_test(embed_test(run, exclude_same), clustering=clustering)
     text = evaluation.json() if as_json else evaluation.text(every_class)
     if out is None:
         print_text(text)

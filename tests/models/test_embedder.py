@@ -42,6 +42,17 @@ def test_levels_are_joined_before_they_are_normalized():
     torch.testing.assert_close(model(images), joined / joined.norm(dim=1, keepdim=True))
 
 
+def test_an_image_and_its_mirror_image_have_one_embedding_if_both_are_averaged(photos):
+    model = small()
+    images = [Image.open(photos.path(row)).resize((32, 32)) for row in range(5)]
+    mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
+    plain, other = (model.embed(some, progress=False) for some in (images, mirrored))
+    average, same = (model.embed(some, flip=True, progress=False) for some in (images, mirrored))
+    torch.testing.assert_close(average, torch.nn.functional.normalize(plain + other))
+    torch.testing.assert_close(average, same)
+    assert not torch.allclose(plain, average)
+
+
 def test_pooling_of_tokens_leaves_the_class_token_out():
     tokens = torch.tensor([[[9.0], [1.0], [3.0]]])
     assert Pooling("avg")(tokens).item() == 2

@@ -45,12 +45,21 @@ def embedded(monkeypatch):
     return counts
 
 
-def get(model, store, rows, half=None):
-    return embed_cached(model, store, np.array(rows), cache=store.path.parent, half=half, progress=False)
+def get(model, store, rows, half=None, flip=False):
+    cache = store.path.parent
+    return embed_cached(model, store, np.array(rows), cache=cache, half=half, flip=flip, progress=False)
 
 
 def files(store):
     return sorted((store.path.parent / "embeddings").iterdir())
+
+
+def test_averages_over_mirror_images_are_kept_apart(model, store, embedded):
+    plain, average = get(model, store, [0, 1]), get(model, store, [0, 1], flip=True)
+    assert not torch.allclose(plain, average)
+    assert torch.equal(get(model, store, [0, 1]), plain)
+    assert torch.equal(get(model, store, [0, 1], flip=True), average)
+    assert embedded == [2, 2]
 
 
 def test_an_image_is_embedded_once(model, store, embedded):

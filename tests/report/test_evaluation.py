@@ -224,7 +224,34 @@ def test_pairs_are_verified_where_the_data_has_some(runs, stripes):
     auc = ((true[:, None] > false).double() + 0.5 * (true[:, None] == false).double()).mean()
     assert evaluation.verification.auc == pytest.approx(100 * auc.item(), abs=1e-6)
     assert "pairs     accuracy" in evaluation.text()
+    assert "40 pairs in 4 folds" in evaluation.text()
     assert max(map(len, evaluation.text(every_class=True).splitlines())) <= 80
+
+
+def test_pairs_in_one_fold_are_not_passed_over_in_silence(runs, stripes):
+    catalog = read(stripes)
+    left, right = catalog.splits["test"][:-1], catalog.splits["test"][1:]
+    pairs = VerificationPairs(
+        np.zeros(len(left), int), left, right, catalog.labels[left] == catalog.labels[right]
+    )
+    faces = replace(catalog, splits={"test": catalog.splits["test"]}, pairs=pairs)
+    evaluation = evaluate_test(embedded(runs / "one", runs, data=faces), clustering=False)
+    assert evaluation.verification is None
+    assert evaluation.text().endswith(
+        "pairs: not judged; this needs two folds, and both same and different pairs"
+    )
+
+
+def test_mirror_images_are_averaged_in(runs):
+    plain, flipped = (embedded(runs / "one", runs, flip=flip) for flip in (False, True))
+    run = open_run(runs / "one", cache=runs / "cache", progress=False)
+    expected = run.model.embed(run.pixels, rows=run.test.queries, flip=True, progress=False)
+    torch.testing.assert_close(flipped.queries, expected)
+    assert not torch.allclose(flipped.queries, plain.queries)
+    evaluation = evaluate_test(flipped, clustering=False)
+    assert evaluation.text().endswith("averaged over each image and its mirror image")
+    assert not evaluation.untrained  # training logged it without them
+    assert evaluate_test(plain, clustering=False).untrained
 
 
 def test_an_image_that_cannot_be_read_is_left_out(runs, stripes, tmp_path):

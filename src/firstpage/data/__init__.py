@@ -18,6 +18,7 @@ from firstpage._lazy import lazy
 if TYPE_CHECKING:
     from firstpage.data.augment import Augment
     from firstpage.data.catalog import Catalog, VerificationPairs
+    from firstpage.data.face_alignment import align_faces
     from firstpage.data.jpeg_store import JpegStore
     from firstpage.data.readers import describe, kinds, read
     from firstpage.data.sampler import GroupSampler
@@ -32,6 +33,7 @@ __all__ = [
     "PixelStore",
     "Stream",
     "VerificationPairs",
+    "align_faces",
     "describe",
     "kinds",
     "read",
@@ -47,6 +49,7 @@ __getattr__ = lazy(
         "PixelStore": "firstpage.data.store",
         "Stream": "firstpage.data.stream",
         "VerificationPairs": "firstpage.data.catalog",
+        "align_faces": "firstpage.data.face_alignment",
         "describe": "firstpage.data.readers",
         "kinds": "firstpage.data.readers",
         "read": "firstpage.data.readers",

@@ -166,6 +166,7 @@ class Embedder(nn.Module):
         batch_size: int = 256,
         progress: bool | Callable[[int], None] = True,
         half: bool | None = None,
+        flip: bool = False,
     ) -> Tensor:
         """Return the unit vectors [N, dim] of many images, float32 on the CPU.
 
@@ -175,6 +176,7 @@ class Embedder(nn.Module):
             batch_size: Number of images at a time.
             progress: Show a progress bar, or call this with the number of images of each batch.
             half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and float32 on a CPU.
+            flip: Average the embeddings of each image and of its mirror image, at twice the cost.
 
         Raises:
             UserError: A file cannot be decoded (the message names it), an array is not an image, or `images`
@@ -197,7 +199,10 @@ class Embedder(nn.Module):
             ):
                 for pixels in self._pixels(images, chosen, batch_size):
                     network_input = self.preprocess(pixels.to(device))
-                    vectors.append(self(network_input).cpu())
+                    embedded = self(network_input)
+                    if flip:
+                        embedded = unit(embedded + self(network_input.flip(3)))
+                    vectors.append(embedded.cpu())
                     (progress if callable(progress) else advance)(len(pixels))
         finally:
             self.train(was_training)

@@ -43,6 +43,7 @@ def embed_cached(
     *,
     cache: str | os.PathLike[str] | None = None,
     half: bool | None = None,
+    flip: bool = False,
     progress: bool = True,
 ) -> Tensor:
     """Embed images, except those that this model has embedded before.
@@ -57,6 +58,7 @@ def embed_cached(
         cache: Folder of cached pixels; embeddings are kept in its folder `embeddings`. Defaults to the user's
             cache.
         half: Whether the network runs in bfloat16; see `Embedder.embed`.
+        flip: Whether to average over mirror images; see `Embedder.embed`.
         progress: Whether to show progress.
 
     Returns:
@@ -78,15 +80,15 @@ def embed_cached(
     half = model.device.type == "cuda" if half is None else half
     backbone = model.settings.backbone
     if ":" in backbone and not backbone.startswith("timm:"):
-        return model.embed(store, rows=rows, progress=progress, half=half)
+        return model.embed(store, rows=rows, progress=progress, half=half, flip=flip)
     folder = cache_folder() / "embeddings" if cache is None else Path(cache, "embeddings")
-    file = folder / f"{_digest(model, store, half)}.bin"
+    file = folder / f"{_digest(model, store, half, flip)}.bin"
     known, vectors = _read(file, len(store), model.dim)
     places = np.full(len(store), -1)
     places[known] = np.arange(len(known))
     missing = rows[places[rows] < 0]
     if len(missing):
-        new = model.embed(store, rows=missing, progress=progress, half=half)
+        new = model.embed(store, rows=missing, progress=progress, half=half, flip=flip)
         known, vectors = np.concatenate([known, missing]), torch.cat([vectors, new])
         places[known] = np.arange(len(known))
         if new.isfinite().all():
@@ -97,7 +99,7 @@ def embed_cached(
     return vectors[torch.from_numpy(places[rows])]
 
 
-def _digest(model: Embedder, store: PixelStore | JpegStore, half: bool) -> str:
+def _digest(model: Embedder, store: PixelStore | JpegStore, half: bool, flip: bool) -> str:
     """Return a digest of everything that the embeddings depend on."""
     about = {
         "version": [VERSION, firstpage.__version__, torch.__version__],
@@ -106,6 +108,8 @@ def _digest(model: Embedder, store: PixelStore | JpegStore, half: bool) -> str:
         "half": half,
         "device": [model.device.type, platform.machine()],
     }
+    if flip:
+        about["flip"] = True
     if model.settings.backbone.startswith("timm:"):
         with suppress(PackageNotFoundError):
             about["timm"] = version("timm")

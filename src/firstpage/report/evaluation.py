@@ -1,7 +1,7 @@
 """The evaluation of a model on its test: metrics with intervals, classes, confusions; as text or JSON."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ class EmbeddedTest:
         record: Contents of the run folder; None for a saved model.
         notes: What a reader must know about the data, such as images that cannot be read.
         exclude_same: Column of the dataset, such as "camera": what has a query's value is no result of it.
+        flip: Whether the embeddings are averages over each image and its mirror image.
 
     >>> from pathlib import Path
     >>> catalog = Catalog("toy", Path(), list("abcd"), np.array([0, 0, 1, 1]), ["auk", "wren"], {})
@@ -59,6 +60,7 @@ class EmbeddedTest:
     record: Record | None = None
     notes: list[str] = field(default_factory=list)
     exclude_same: str | None = None
+    flip: bool = False
 
     @property
     def data(self) -> str:
@@ -109,7 +111,7 @@ def embed_test(run: OpenRun, exclude_same: str | None = None) -> EmbeddedTest:
         notes = [f"images with the {exclude_same} of a query are no results of it"]
     queries = run.embed(run.test.queries)
     gallery = None if run.test.gallery is None else run.embed(run.test.gallery)
-    about = run.settings.protocol, run.model.settings, run.record, run.notes + notes, exclude_same
+    about = run.settings.protocol, run.model.settings, run.record, run.notes + notes, exclude_same, run.flip
     return EmbeddedTest(run.name, run.catalog, run.test, queries, gallery, *about)
 
 
@@ -165,7 +167,7 @@ class Evaluation:
         record = self.test.record
         if record is None or not self.test.is_own_data or not record.recipe.schedule.epochs:
             return {}
-        if self.test.exclude_same is not None:
+        if self.test.exclude_same is not None or self.test.flip:
             return {}
         splits = self.test.catalog.splits
         only_validation = bool(splits) and query_gallery(splits) is None  # whose evaluations are in the log
@@ -222,6 +224,8 @@ class Evaluation:
         for title, part in (("clusters", self.clustering), ("pairs", self.verification)):
             if part is not None:
                 metrics = [f"{name} {value:.2f}" for name, value in part.metrics().items()]
+                if isinstance(part, Verification):
+                    metrics.append(f"{part.pairs:,} pairs in {len(part.thresholds)} folds")
                 lines.append("")
                 for start in range(0, len(metrics), 4):  # within 80 columns
                     lines.append(f"{'' if start else title:8}  {'  '.join(metrics[start : start + 4])}")
@@ -303,6 +307,9 @@ def evaluate_test(test: EmbeddedTest, *, clustering: bool = True) -> Evaluation:
         pairs = test.catalog.take(test.rows.queries).pairs  # those with both images embedded
         if pairs is not None and len(np.unique(pairs.folds)) > 1 and len(np.unique(pairs.same)) > 1:
             verification = verify(test.queries, pairs)
+        else:
+            note = "pairs: not judged; this needs two folds, and both same and different pairs"
+            test = replace(test, notes=[*test.notes, note])
     return Evaluation(test, retrieval, clusters, verification)
 
 

@@ -37,6 +37,7 @@ class OpenRun:
         like: Contents of the run folder whose test is taken, instead of its own.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
+        flip: Whether to average the embeddings of each image and of its mirror image.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> catalog = Catalog("toy", Path(), ["a"], np.zeros(1, int), ["auk"], {})
@@ -52,6 +53,7 @@ class OpenRun:
     like: Record | None = None
     cache: str | os.PathLike[str] | None = None
     progress: bool = True
+    flip: bool = False
 
     @cached_property
     def pixels(self) -> PixelStore | JpegStore:
@@ -109,7 +111,10 @@ class OpenRun:
     @property
     def notes(self) -> list[str]:
         """What a reader of the results must know about the data, such as images that cannot be read."""
-        return unreadable_note(self.catalog, self.pixels.ok)
+        notes = unreadable_note(self.catalog, self.pixels.ok)
+        return (
+            [*notes, "embeddings are averaged over each image and its mirror image"] if self.flip else notes
+        )
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embed images in the precision of the training, except those that were embedded before.
@@ -120,8 +125,15 @@ class OpenRun:
         Returns:
             Unit vectors [len(rows), D] on the device of the model.
         """
-        half, progress = self.settings.half, self.progress
-        vectors = embed_cached(self.model, self.pixels, rows, cache=self.cache, half=half, progress=progress)
+        vectors = embed_cached(
+            self.model,
+            self.pixels,
+            rows,
+            cache=self.cache,
+            half=self.settings.half,
+            flip=self.flip,
+            progress=self.progress,
+        )
         return vectors.to(self.model.device)
 
 
@@ -135,6 +147,7 @@ def open_run(
     device: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    flip: bool = False,
 ) -> OpenRun:
     """Load the model of a run, and find its data.
 
@@ -150,6 +163,7 @@ def open_run(
         device: `cuda` or `cpu`. Defaults to a GPU if available.
         cache: Folder for cached pixels. Defaults to the user's cache.
         progress: Whether to show progress.
+        flip: Whether to average the embeddings of each image and of its mirror image.
 
     Raises:
         FileNotFoundError: There is no model in the folder, or the data of the run was moved or changed.
@@ -188,4 +202,4 @@ def open_run(
             "of a run to compare with"
         )
     catalog = restore_splits(other or record, catalog)
-    return OpenRun(source.resolve().name, model, catalog, settings, record, other, cache, progress)
+    return OpenRun(source.resolve().name, model, catalog, settings, record, other, cache, progress, flip)
