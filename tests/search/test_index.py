@@ -313,6 +313,25 @@ def test_filters():
         matching_rows("label == 'a' or " * 1000, columns)
     with pytest.raises(UserError, match=r"where: (nested deeper|cannot read)"):
         matching_rows("not " * 300 + "label == 'a'", columns)
+    for where in ("label == " + "-" * 1900 + "1", "label in [" + "-" * 1900 + "1]"):
+        with pytest.raises(UserError, match="where: cannot read") as told:
+            matching_rows(where, columns)
+        assert len(str(told.value)) < 500
+    assert matching_rows("price < " + "9" * 400, columns).tolist() == [True, False, True]
+
+
+def test_a_column_is_read_as_numbers_once_however_long_the_filter():
+    class Text(str):
+        read = 0
+
+        def __float__(self):
+            Text.read += 1
+            return 1.0
+
+    columns = {"price": np.array([Text("1")] * 10, dtype=object)}
+    where = "price in [" + "1," * 500 + "] and price > 0 and price not in [" + "2," * 300 + "]"
+    assert matching_rows(where, columns).all()
+    assert Text.read == 10
 
 
 def test_the_commands(shop, model, tmp_path, capsys, monkeypatch):
