@@ -210,7 +210,7 @@ def test_without_a_calibration_there_is_no_cut(saved, tmp_path):
     model = Embedder.load(saved / "model")
     index = Index.build(tmp_path / "index", model, read(saved / "data"), cache=tmp_path, progress=False)
     assert index.search(ids=[0])[0][0].probability is None
-    with pytest.raises(UserError, match="the model was not calibrated: run firstpage calibrate"):
+    with pytest.raises(UserError, match="not calibrated: run firstpage calibrate"):
         index.search(ids=[0], min_precision=0.9)
     other = fit_calibration(torch.eye(4), [0, 0, 1, 1])
     with pytest.raises(UserError, match="calibration: is of another model"):

@@ -162,6 +162,34 @@ def test_add_remove_and_update(built, shop, tmp_path, monkeypatch):
     assert (len(empty), empty.search(torch.ones(1, 8))) == (0, [[]])
 
 
+def test_update_takes_over_labels_and_columns_of_unchanged_files(built, shop, tmp_path):
+    options = {"cache": tmp_path / "cache", "progress": False}
+    catalog = catalog_of(shop, NAMES, prices=[99, *range(1, 12)])
+    catalog.labels[5] = catalog.classes.index("pot")
+    current = built.update(catalog, **options)
+    assert current.ids.tolist() == [1, 2, 3, 4, *range(6, 14)]  # two were described anew
+    described = {row["path"]: (row["label"], row["columns"]["price"]) for row in current.rows()}
+    assert described[str(shop / NAMES[0])] == ("cup", "99")
+    assert described[str(shop / NAMES[5])] == ("pot", "5")
+    assert current.update(catalog_of(shop, NAMES[:5])).rows()[0]["columns"] == {"price": "1"}  # none named
+
+
+def test_an_index_that_is_changed_while_it_is_opened_is_opened_as_it_is_then(built, monkeypatch):
+    before = built.remove([3])
+    read, read_manifest = [], index_folder.read_manifest
+
+    def change_after(folder):
+        manifest = read_manifest(folder)
+        read.append(manifest.generation)
+        if len(read) == 1:
+            before.remove([5])  # its removal of row 3 is another file now
+        return manifest
+
+    monkeypatch.setattr("firstpage.search.index.read_manifest", change_after)
+    assert Index.open(built.folder).ids.tolist() == [0, 1, 2, 4, *range(6, 12)]
+    assert read[0] < read[-1]
+
+
 def test_a_change_that_is_cut_off_leaves_the_old_index_or_the_new_one(built, shop, tmp_path, monkeypatch):
     options = {"cache": tmp_path / "cache", "progress": False}
     draw(shop / NAMES[1], 99)

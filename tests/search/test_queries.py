@@ -13,6 +13,7 @@ from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 from firstpage.search import Index, crop_image, find_duplicates, search_many
 from firstpage.search.duplicates import find_suspects
+from firstpage.search.queries import parse_box
 
 KINDS = {"red": (200, 30, 30), "green": (30, 170, 60), "blue": (40, 60, 200)}
 
@@ -91,6 +92,12 @@ def test_a_box_counts_from_the_top_left_of_the_upright_image(tmp_path):
     top = crop_image(tmp_path / "turned.jpg", (5, 5, 35, 25))
     assert top.size == (30, 20)
     assert np.asarray(top)[..., 0].min() > 200
+
+
+@pytest.mark.parametrize("box", ["0.1,0.1,0.6,0.9", "5,5,5,9", "1,2,3", "nan,0,9,9", "0,0,inf,9"])
+def test_a_box_of_the_api_is_not_taken_for_pixels(box):
+    with pytest.raises(UserError, match="in pixels, such as"):
+        parse_box(box)
 
 
 def test_folders_are_searched_in_batches(index, place, tmp_path, monkeypatch):
