@@ -375,6 +375,9 @@ def test_the_commands(shop, model, tmp_path, capsys, monkeypatch):
         return shown.out + shown.err
 
     assert "12 images of 3 classes" in run("index", "build", "model", "shop", "--device", "cpu")
+    by_name = run("index", "build", "model", "shop", "--classes", r"(\d)\.png", "--out", "numbers")
+    assert "12 images of 4 classes" in by_name
+    assert "not calibrated: run firstpage calibrate" in by_name
     shown = run("search", "index", "shop/mug/1.png", "-k", "2", "--where", "label == 'mug'")
     assert shown.splitlines()[:2] == ["shop/mug/1.png", f"   1.000  mug  {tmp_path}/shop/mug/1.png"]
     assert '"score"' in run("search", "index", "--id", "3", "--json")
