@@ -11,6 +11,7 @@ from firstpage.data import read
 from firstpage.errors import UserError
 from firstpage.evaluation import Calibration, calibration, fit_calibration
 from firstpage.models.embedder import Embedder
+from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.runs.calibrating import calibrate_model
 from firstpage.search import Index
 from support.striped import write_stripes
@@ -177,6 +178,25 @@ def test_classes_of_the_training_are_left_out(tmp_path):
     assert found.about.startswith("fitted on 15 images of 3 classes of")
     assert "1 test classes of the training are left out" in found.about
     assert (tmp_path / "run/best/calibration.json").is_file()
+
+
+def test_an_index_has_the_prior_of_its_own_labels_unless_one_was_set(saved, tmp_path):
+    vectors = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    fitted = fit_calibration(vectors, torch.arange(40) // 10)
+    labels = np.arange(60) // 3  # 20 classes of 3: 2 of the 59 others are of the same class
+    assert fitted.for_gallery(labels).prior == pytest.approx(2 / 59)
+    assert fitted.for_gallery(labels).threshold(0.01) >= fitted.threshold(0.01)
+    for nothing in (np.zeros(60), np.arange(60), [], [0]):
+        assert fitted.for_gallery(nothing) is fitted
+    chosen = fit_calibration(vectors, torch.arange(40) // 10, prior=0.3)
+    assert chosen.for_gallery(labels) is chosen
+
+    model, data = Embedder.load(saved / "model"), read(saved / "data")
+    held_out = fit_calibration(vectors, torch.arange(40) // 10, model=model_fingerprint(model))
+    index = Index.build(tmp_path / "index", model, data, calibration=held_out, cache=tmp_path, progress=False)
+    counts = np.bincount(data.labels)
+    expected = (counts * (counts - 1)).sum() / (len(data) * (len(data) - 1))
+    assert index.calibration.prior == pytest.approx(expected)
 
 
 def test_an_index_shows_and_cuts_by_it(saved, tmp_path, capsys):

@@ -108,6 +108,7 @@ class Index:
             milvus: Copy the vectors to Milvus, which then finds the nearest: `http://HOST:PORT` of a server,
                 or a path that ends in `.db` for Milvus Lite.
             calibration: Of the model, for the probabilities of results: `Calibration.read` of its folder.
+                Unless its prior was set, it becomes that of the labels of the catalog.
             cache: Folder for decoded pixels. Defaults to the user's cache.
             progress: Show progress bars.
 
@@ -369,7 +370,8 @@ class Index:
 
     def _describe_calibration(self) -> str:
         if self.calibration is not None:
-            return f"calibrated, {self.calibration.about}" if self.calibration.about else "calibrated"
+            about = f", {self.calibration.about}" if self.calibration.about else ""
+            return f"calibrated for 1 of {1 / self.calibration.prior:,.0f} being of the same class{about}"
         if calibrations.FILE in self.manifest.model_files:
             return f"calibrated for all dimensions of the model, not for its first {self.manifest.dim}"
         return "not calibrated: run firstpage calibrate RUN, then build the index again"
