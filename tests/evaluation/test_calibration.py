@@ -11,6 +11,7 @@ from firstpage.data import read
 from firstpage.errors import UserError
 from firstpage.evaluation import Calibration, calibration, fit_calibration
 from firstpage.models.embedder import Embedder
+from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.runs.calibrating import calibrate_model
 from firstpage.search import Index
 from support.striped import write_stripes
@@ -179,6 +180,25 @@ def test_classes_of_the_training_are_left_out(tmp_path):
     assert (tmp_path / "run/best/calibration.json").is_file()
 
 
+def test_an_index_has_the_prior_of_its_own_labels_unless_one_was_set(saved, tmp_path):
+    vectors = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    fitted = fit_calibration(vectors, torch.arange(40) // 10)
+    labels = np.arange(60) // 3  # 20 classes of 3: 2 of the 59 others are of the same class
+    assert fitted.for_gallery(labels).prior == pytest.approx(2 / 59)
+    assert fitted.for_gallery(labels).threshold(0.01) >= fitted.threshold(0.01)
+    for nothing in (np.zeros(60), np.arange(60), [], [0]):
+        assert fitted.for_gallery(nothing) is fitted
+    chosen = fit_calibration(vectors, torch.arange(40) // 10, prior=0.3)
+    assert chosen.for_gallery(labels) is chosen
+
+    model, data = Embedder.load(saved / "model"), read(saved / "data")
+    held_out = fit_calibration(vectors, torch.arange(40) // 10, model=model_fingerprint(model))
+    index = Index.build(tmp_path / "index", model, data, calibration=held_out, cache=tmp_path, progress=False)
+    counts = np.bincount(data.labels)
+    expected = (counts * (counts - 1)).sum() / (len(data) * (len(data) - 1))
+    assert index.calibration.prior == pytest.approx(expected)
+
+
 def test_an_index_shows_and_cuts_by_it(saved, tmp_path, capsys):
     cache = ["--cache", str(tmp_path / "cache")]
     index, photos = str(tmp_path / "index"), str(saved / "data")
@@ -210,7 +230,7 @@ def test_without_a_calibration_there_is_no_cut(saved, tmp_path):
     model = Embedder.load(saved / "model")
     index = Index.build(tmp_path / "index", model, read(saved / "data"), cache=tmp_path, progress=False)
     assert index.search(ids=[0])[0][0].probability is None
-    with pytest.raises(UserError, match="the model was not calibrated: run firstpage calibrate"):
+    with pytest.raises(UserError, match="not calibrated: run firstpage calibrate"):
         index.search(ids=[0], min_precision=0.9)
     other = fit_calibration(torch.eye(4), [0, 0, 1, 1])
     with pytest.raises(UserError, match="calibration: is of another model"):

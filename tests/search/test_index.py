@@ -162,6 +162,34 @@ def test_add_remove_and_update(built, shop, tmp_path, monkeypatch):
     assert (len(empty), empty.search(torch.ones(1, 8))) == (0, [[]])
 
 
+def test_update_takes_over_labels_and_columns_of_unchanged_files(built, shop, tmp_path):
+    options = {"cache": tmp_path / "cache", "progress": False}
+    catalog = catalog_of(shop, NAMES, prices=[99, *range(1, 12)])
+    catalog.labels[5] = catalog.classes.index("pot")
+    current = built.update(catalog, **options)
+    assert current.ids.tolist() == [1, 2, 3, 4, *range(6, 14)]  # two were described anew
+    described = {row["path"]: (row["label"], row["columns"]["price"]) for row in current.rows()}
+    assert described[str(shop / NAMES[0])] == ("cup", "99")
+    assert described[str(shop / NAMES[5])] == ("pot", "5")
+    assert current.update(catalog_of(shop, NAMES[:5])).rows()[0]["columns"] == {"price": "1"}  # none named
+
+
+def test_an_index_that_is_changed_while_it_is_opened_is_opened_as_it_is_then(built, monkeypatch):
+    before = built.remove([3])
+    read, read_manifest = [], index_folder.read_manifest
+
+    def change_after(folder):
+        manifest = read_manifest(folder)
+        read.append(manifest.generation)
+        if len(read) == 1:
+            before.remove([5])  # its removal of row 3 is another file now
+        return manifest
+
+    monkeypatch.setattr("firstpage.search.index.read_manifest", change_after)
+    assert Index.open(built.folder).ids.tolist() == [0, 1, 2, 4, *range(6, 12)]
+    assert read[0] < read[-1]
+
+
 def test_a_change_that_is_cut_off_leaves_the_old_index_or_the_new_one(built, shop, tmp_path, monkeypatch):
     options = {"cache": tmp_path / "cache", "progress": False}
     draw(shop / NAMES[1], 99)
@@ -313,6 +341,25 @@ def test_filters():
         matching_rows("label == 'a' or " * 1000, columns)
     with pytest.raises(UserError, match=r"where: (nested deeper|cannot read)"):
         matching_rows("not " * 300 + "label == 'a'", columns)
+    for where in ("label == " + "-" * 1900 + "1", "label in [" + "-" * 1900 + "1]"):
+        with pytest.raises(UserError, match="where: cannot read") as told:
+            matching_rows(where, columns)
+        assert len(str(told.value)) < 500
+    assert matching_rows("price < " + "9" * 400, columns).tolist() == [True, False, True]
+
+
+def test_a_column_is_read_as_numbers_once_however_long_the_filter():
+    class Text(str):
+        read = 0
+
+        def __float__(self):
+            Text.read += 1
+            return 1.0
+
+    columns = {"price": np.array([Text("1")] * 10, dtype=object)}
+    where = "price in [" + "1," * 500 + "] and price > 0 and price not in [" + "2," * 300 + "]"
+    assert matching_rows(where, columns).all()
+    assert Text.read == 10
 
 
 def test_the_commands(shop, model, tmp_path, capsys, monkeypatch):
@@ -328,6 +375,9 @@ def test_the_commands(shop, model, tmp_path, capsys, monkeypatch):
         return shown.out + shown.err
 
     assert "12 images of 3 classes" in run("index", "build", "model", "shop", "--device", "cpu")
+    by_name = run("index", "build", "model", "shop", "--classes", r"(\d)\.png", "--out", "numbers")
+    assert "12 images of 4 classes" in by_name
+    assert "not calibrated: run firstpage calibrate" in by_name
     shown = run("search", "index", "shop/mug/1.png", "-k", "2", "--where", "label == 'mug'")
     assert shown.splitlines()[:2] == ["shop/mug/1.png", f"   1.000  mug  {tmp_path}/shop/mug/1.png"]
     assert '"score"' in run("search", "index", "--id", "3", "--json")

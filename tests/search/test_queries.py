@@ -5,14 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from firstpage import cli
 from firstpage.data import Catalog
+from firstpage.data.near_duplicates import MAX_DISTANCE, sketch
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 from firstpage.search import Index, crop_image, find_duplicates, search_many
 from firstpage.search.duplicates import find_suspects
+from firstpage.search.queries import parse_box
 
 KINDS = {"red": (200, 30, 30), "green": (30, 170, 60), "blue": (40, 60, 200)}
 
@@ -93,6 +95,12 @@ def test_a_box_counts_from_the_top_left_of_the_upright_image(tmp_path):
     assert np.asarray(top)[..., 0].min() > 200
 
 
+@pytest.mark.parametrize("box", ["0.1,0.1,0.6,0.9", "5,5,5,9", "1,2,3", "nan,0,9,9", "0,0,inf,9"])
+def test_a_box_of_the_api_is_not_taken_for_pixels(box):
+    with pytest.raises(UserError, match="in pixels, such as"):
+        parse_box(box)
+
+
 def test_folders_are_searched_in_batches(index, place, tmp_path, monkeypatch):
     monkeypatch.setattr("firstpage.search.queries.BATCH", 5)
     answers = list(search_many(index, [place / "photos"], 2, ids=[4, 8], progress=False))
@@ -124,6 +132,26 @@ def test_duplicates_and_label_errors_are_found(index):
     assert find_duplicates(index, min_score=-1, progress=False).groups == [list(range(26))]
     with pytest.raises(UserError, match="min_score=5: must be a cosine"):
         find_duplicates(index, min_score=5)
+
+
+def test_other_shoes_before_a_white_wall_are_no_near_duplicates(index, tmp_path):
+    """Most of such pictures is the same; what is not is too small for the colors of 8 × 8 fields."""
+
+    def shoe(name, heel=0, quality=95, size=(180, 240)):
+        image = Image.new("RGB", (180, 240), "white")
+        draw = ImageDraw.Draw(image)
+        draw.polygon([(40, 130), (70, 95), (110, 120), (140, 130), (140, 150), (40, 150)], fill=(60, 40, 30))
+        draw.rectangle((75, 150 - heel, 115, 151), fill="white")
+        image.resize(size).save(tmp_path / name, quality=quality)
+
+    shoe("1.jpg")
+    shoe("2.jpg", quality=30, size=(120, 160))  # the same, compressed
+    shoe("3.jpg", heel=15)
+    sketches = [sketch(Image.open(tmp_path / f"{number}.jpg")) for number in (1, 3)]
+    assert (sketches[0][0] ^ sketches[1][0]).bit_count() <= MAX_DISTANCE
+    catalog = Catalog("shoes", tmp_path, ["1.jpg", "2.jpg", "3.jpg"], np.zeros(3, np.int64), ["shoe"], {})
+    shoes = Index.build(tmp_path / "index", index.model, catalog, cache=tmp_path / "cache", progress=False)
+    assert find_duplicates(shoes, progress=False).groups == [[0, 1]]
 
 
 def test_votes_are_those_of_plain_loops():

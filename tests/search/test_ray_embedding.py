@@ -141,7 +141,7 @@ def test_what_cannot_work_is_told(place, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="holds parts of another model or of other images"):
         ray_embedding.embed_on_ray(place / "model", catalog, tmp_path / "begun.parquet")
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(UserError, match=r"needs Ray: pip install 'firstpage\[ray\]'"):
+    with pytest.raises(UserError, match=r"needs ray: pip install 'firstpage\[ray\]'"):
         ray_embedding.embed_on_ray(place / "model", catalog, tmp_path / "new.parquet")
 
 

@@ -197,6 +197,21 @@ def test_what_is_wrong_with_the_server_s_files_is_in_its_log_alone(index, caplog
     assert "feedback.jsonl: line 1 is damaged: correct or remove it" in caplog.text
 
 
+def test_what_is_wrong_with_the_index_is_in_the_log_even_with_a_filter(index, caplog):
+    with client_of(create_app([index.folder])) as client:
+        for file in index.folder.rglob("rows.jsonl"):
+            file.write_bytes(b"x" * file.stat().st_size)
+        answer = client.get("/api/search", params={"id": 4, "where": "label == 'mug'"})
+    assert (answer.status_code, answer.json()) == (500, {"error": "the server failed; its log says why"})
+    assert "damaged or incomplete" in caplog.text
+
+
+def test_the_query_itself_cannot_be_marked(index):
+    with client_of(create_app([index.folder])) as client:
+        answer = client.post("/api/marks", params={"id": 4, "result": 4, "right": False})
+    assert (answer.status_code, answer.json()) == (422, {"error": "result 4: is the query itself"})
+
+
 def test_the_number_of_marks_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(marks, "MAX_MARKS", 1)
     MarkFile(tmp_path).set(Mark(marks.now(), "a.jpg", 1, 2, "b.jpg", "mug", True, "4f2a"))

@@ -119,13 +119,14 @@ def test_a_known_probability_is_shown(visit):
     def calibrated(route):
         answer = route.fetch()
         body = answer.json()
-        for result in body["results"]:
-            result["probability"] = 0.974
+        for result, probability in zip(body["results"], [0.974, 0.997, *[0.003] * 98], strict=False):
+            result["probability"] = probability
         route.fulfill(response=answer, json=body)
 
     page.route("**/api/search**", calibrated)
     upload(page)
-    assert page.locator(".same").first.inner_text() == "same: 97 %"
+    assert page.locator(".same").all_inner_texts()[:3] == ["same: 97 %", "same: >99 %", "same: <1 %"]
+    assert page.locator(".same.likely").count() == 2
     assert "same: 97 %" in page.locator(".shot").first.get_attribute("aria-label")
 
 

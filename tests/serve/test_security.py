@@ -162,6 +162,23 @@ def test_links_out_of_the_catalogue_are_not_followed(index, shop, tmp_path):
         assert image.getpixel((5, 5)) > (240, 240, 240)
 
 
+def test_links_are_not_followed_for_thumbnails_that_the_index_does_not_have(index, tmp_path):
+    """An index that was built from vectors, as on a Ray cluster, makes its thumbnails from the files."""
+    place, secret = tmp_path / "catalogue", tmp_path / "secret.png"
+    place.mkdir()
+    Image.new("RGB", (300, 200), "white").save(place / "1.png")
+    Image.new("RGB", (400, 400), "red").save(secret)
+    (place / "2.png").symlink_to(secret)
+    catalog = Catalog("x", place, ["1.png", "2.png"], np.zeros(2, np.int64), ["x"], {})
+    vectors = np.eye(2, index.manifest.dim, dtype=np.float32)
+    built = Index.build(tmp_path / "other", index.model, catalog, vectors=vectors)
+    with client_of(create_app([built.folder])) as client:
+        for kind, size in (("thumbnail", (160, 107)), ("picture", (300, 200))):
+            shown, refused = (client.get(f"/api/images/{id}/{kind}") for id in range(2))
+            assert Image.open(io.BytesIO(shown.content)).size == size
+            assert (refused.status_code, refused.json()["error"]) == (404, "id 1: its file cannot be read")
+
+
 def test_images_that_share_no_folder_but_the_root_may_not_be_links_either(index, monkeypatch):
     from firstpage.serve.served_index import ServedIndex
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -91,6 +91,20 @@ class Calibration:
         right, wrong = self.prior * true, (1 - self.prior) * false
         with np.errstate(invalid="ignore"):
             return true, false, right / (right + wrong)
+
+    def for_gallery(self, labels: NumpyLike) -> Self:
+        """Return the calibration for searches among labeled images, unless its prior was set.
+
+        The prior becomes the share of their comparisons that are of the same class. Where it says nothing,
+        as all are of one class or each is of its own, that of the held-out images stays.
+
+        Args:
+            labels: [N] the classes of the images.
+        """
+        fitted = self.same.sum() / (self.same.sum() + self.different.sum())
+        _, counts = np.unique(np.asarray(labels), return_counts=True)
+        share = (counts * (counts - 1)).sum() / max(1, counts.sum() * (counts.sum() - 1))
+        return replace(self, prior=float(share)) if self.prior == fitted and 0 < share < 1 else self
 
     def threshold(self, precision: float) -> float:
         """Return the lowest cosine from which on at least this share of the accepted comparisons is right.

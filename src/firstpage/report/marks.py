@@ -9,6 +9,7 @@ from PIL import Image
 from firstpage.data.decode import Unreadable, decode_image
 from firstpage.report.images import data_uri
 from firstpage.report.markup import Html, name_tag, shorten_name, tag
+from firstpage.search.index_folder import read_manifest
 from firstpage.serve.marks import Mark, MarkFile
 
 QUERIES, RESULTS = 24, 20  # the latest ones that are shown
@@ -23,11 +24,14 @@ def render_marks(index: str | os.PathLike[str]) -> list[Html]:
         index: The folder of the index.
 
     Raises:
-        UserError: They are damaged.
+        FileNotFoundError: There is no index.
+        UserError: It or they are damaged.
 
-    >>> [str(part) for part in render_marks("nowhere")]
-    ['<p class="note">No result has been marked yet: firstpage serve lets you.</p>']
+    >>> render_marks("nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere: no index there; firstpage index build makes one
     """
+    read_manifest(Path(index))
     marks = MarkFile(Path(index)).all()
     if not marks:
         return [tag("p", "No result has been marked yet: firstpage serve lets you.", class_="note")]

@@ -128,7 +128,7 @@ def build(
         model.save(folder / MODEL)
         names = ["config.json", "model.safetensors"]
         if calibration is not None:
-            names.append(calibration.save(folder / MODEL).name)
+            names.append(calibration.for_gallery(images.catalog.labels).save(folder / MODEL).name)
         files = {name: file_sha256(folder / MODEL / name) for name in names}
         segment, truth = images.write(folder, replace(manifest, model_files=files), lambda: model)
         made = replace(

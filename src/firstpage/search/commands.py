@@ -15,6 +15,9 @@ _Photos = Annotated[str, typer.Argument(help="Folder of images, or a table.")]
 _Milvus = Annotated[
     str | None, typer.Option(help="Copy the vectors to Milvus: http://HOST:PORT, or a path that ends in .db.")
 ]
+_Classes = Annotated[
+    str | None, typer.Option("--classes", metavar="RULE", help="What makes a class in folders; see train.")
+]
 _Cache = Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")]
 
 
@@ -22,6 +25,7 @@ _Cache = Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")]
 def _build(
     model: Annotated[Path, typer.Argument(help="A run folder, or a saved embedder.")],
     photos: _Photos,
+    classes: _Classes = None,
     out: Annotated[Path, typer.Option(help="Folder of the new index.")] = Path("index"),
     precision: Annotated[str, typer.Option(help="float32, float16 or int8, the smallest.")] = "float32",
     dims: Annotated[int | None, typer.Option(help="Keep the first dimensions only.")] = None,
@@ -40,7 +44,10 @@ def _build(
     from firstpage.models.embedder import Embedder
     from firstpage.search.index import Index
 
-    embedder, catalog = Embedder.load(model, resolve_device(device)), read(photos, unlabeled=True)
+    embedder, catalog = (
+        Embedder.load(model, resolve_device(device)),
+        read(photos, classes=classes, unlabeled=True),
+    )
     vectors = None
     if ray is not None:
         from firstpage.search.ray_embedding import embed_for_index
@@ -62,21 +69,23 @@ def _build(
 
 
 @index_app.command("add")
-def _add(index: _Index, photos: _Photos, cache: _Cache = None) -> None:
+def _add(index: _Index, photos: _Photos, classes: _Classes = None, cache: _Cache = None) -> None:
     """Add the images that are not in the index yet."""
     from firstpage.data import read
     from firstpage.search.index import Index
 
-    print_text(Index.open(index).add(read(photos, unlabeled=True), cache=cache).info())
+    catalog = read(photos, classes=classes, unlabeled=True)
+    print_text(Index.open(index).add(catalog, cache=cache).info())
 
 
 @index_app.command("update")
-def _update(index: _Index, photos: _Photos, cache: _Cache = None) -> None:
+def _update(index: _Index, photos: _Photos, classes: _Classes = None, cache: _Cache = None) -> None:
     """Make the index that of these images: embed changed files again, add new ones, remove others."""
     from firstpage.data import read
     from firstpage.search.index import Index
 
-    print_text(Index.open(index).update(read(photos, unlabeled=True), cache=cache).info())
+    catalog = read(photos, classes=classes, unlabeled=True)
+    print_text(Index.open(index).update(catalog, cache=cache).info())
 
 
 @index_app.command("remove")

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from firstpage.search import changes
 from firstpage.search.changes import Addition
 from firstpage.search.engines import Engine, EngineError, nearest
 from firstpage.search.filters import matching_rows
-from firstpage.search.index_folder import MODEL, column_names, find_damage, read_manifest
+from firstpage.search.index_folder import MODEL, Manifest, column_names, find_damage, read_manifest
 from firstpage.search.match import Match
 from firstpage.search.milvus_mirror import MilvusMirror
 from firstpage.search.neighbor_file import NeighborSearch
@@ -62,8 +62,7 @@ class Index:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.manifest = read_manifest(self.folder)
-        self._vectors = Vectors(self.folder, self.manifest)
+        self.manifest, self._vectors = _read(self.folder)
         self.ids = self._vectors.ids[self._vectors.kept]
         self._engine: Engine | None = None
         self._exact = False  # since its engine has failed
@@ -109,6 +108,7 @@ class Index:
             milvus: Copy the vectors to Milvus, which then finds the nearest: `http://HOST:PORT` of a server,
                 or a path that ends in `.db` for Milvus Lite.
             calibration: Of the model, for the probabilities of results: `Calibration.read` of its folder.
+                Unless its prior was set, it becomes that of the labels of the catalog.
             cache: Folder for decoded pixels. Defaults to the user's cache.
             progress: Show progress bars.
 
@@ -239,13 +239,18 @@ class Index:
     ) -> Self:
         """Make the index that of a catalog: changed files are embedded again, new ones added, others removed.
 
-        A file has changed if its size or modification time has.
+        A file has changed if its size or modification time has, or its label or a column of the catalog.
         """
         current = {image_path(catalog, row): row for row in range(len(catalog))}
         same, gone = set(), []
         for row in self.rows():
             path = row["path"]
-            if path in current and path not in same and (row["bytes"], row["mtime"]) == file_state(path):
+            if (
+                path in current
+                and path not in same
+                and (row["bytes"], row["mtime"]) == file_state(path)
+                and _is_described_as(row, catalog, current[path])
+            ):
                 same.add(path)
             else:
                 gone.append(row["id"])
@@ -289,8 +294,9 @@ class Index:
         about, labels = self.manifest, set(self.columns["label"].tolist())
         lines = [
             f"{self.folder}: {len(self):,} images of {len(labels):,} classes, {format_size(size)}",
-            f"vectors: {about.dim} dimensions, {about.precision}, in {len(about.segments)} segments; "
-            f"changed {about.generation:,} times",
+            f"vectors: {about.dim} dimensions, {about.precision}; segments: {len(about.segments):,}; "
+            f"changes since it was built: {about.generation - 1:,}",
+            f"scores: {self._describe_calibration()}",
         ]
         if about.recall is not None:
             lines.append(
@@ -359,9 +365,16 @@ class Index:
 
     def _threshold(self, precision: float) -> float:
         if self.calibration is None:
-            remedy = "run firstpage calibrate RUN, then build the index"
-            raise UserError(f"min_precision={precision:g}: the model was not calibrated: {remedy}")
+            raise UserError(f"min_precision={precision:g}: {self._describe_calibration()}")
         return self.calibration.threshold(precision)
+
+    def _describe_calibration(self) -> str:
+        if self.calibration is not None:
+            about = f", {self.calibration.about}" if self.calibration.about else ""
+            return f"calibrated for 1 of {1 / self.calibration.prior:,.0f} being of the same class{about}"
+        if calibrations.FILE in self.manifest.model_files:
+            return f"calibrated for all dimensions of the model, not for its first {self.manifest.dim}"
+        return "not calibrated: run firstpage calibrate RUN, then build the index again"
 
     def _ids_of(self, paths: Sequence[str]) -> dict[str, list[int]]:
         """Return the ids of each path that is in the index; few lines are read for it."""
@@ -378,3 +391,23 @@ class Index:
         """Remove some images and add others, in one step."""
         changes.change(self.folder, self.manifest, gone, lambda: self.model, images)
         return type(self)(self.folder)
+
+
+def _read(folder: Path) -> tuple[Manifest, Vectors]:
+    """Return the manifest of an index and its vectors."""
+    manifest = read_manifest(folder)
+    while True:
+        try:
+            return manifest, Vectors(folder, manifest)
+        except UserError:
+            # A process that changes the index meanwhile removes files that only the old manifest names.
+            before, manifest = manifest, read_manifest(folder)
+            if manifest == before:
+                raise
+
+
+def _is_described_as(row: Mapping[str, Any], catalog: Catalog, number: int) -> bool:
+    """Return whether an image of an index has the label, and the columns, that a catalog has for it."""
+    columns = {name: values[number] for name, values in catalog.columns.items()}
+    label: str = catalog.classes[catalog.labels[number]]
+    return bool(row["label"] == label and row["columns"] | columns == row["columns"])

@@ -82,7 +82,8 @@ def parse_box(text: str) -> Box:
         left, top, right, bottom = (float(value) for value in text.split(","))
     except ValueError:
         left = top = right = bottom = math.nan
-    if not (-math.inf < left < right < math.inf and -math.inf < top < bottom < math.inf):
+    # The API counts in shares of the sides: such a box would be less than a pixel here.
+    if not (math.isfinite(left + top + right + bottom) and right - left >= 1 and bottom - top >= 1):
         raise UserError(
             f"box={text!r}: give left,top,right,bottom in pixels, such as 10,20,200,180"
         ) from None

@@ -302,9 +302,10 @@ def _cluster(address: str) -> Iterator[Any]:
     """Connect to a cluster, or start one on this machine; at the end disconnect from it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        import pyarrow  # noqa: F401 - before anything is embedded
         import ray
-    except ImportError:
-        raise UserError("--ray: needs Ray: pip install 'firstpage[ray]'") from None
+    except ImportError as error:
+        raise UserError(f"--ray: needs {error.name}: pip install 'firstpage[ray]'") from None
     if ray.is_initialized():
         yield ray
         return

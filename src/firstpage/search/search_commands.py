@@ -39,7 +39,9 @@ def search_index(
     ] = None,
     min_precision: Annotated[
         float | None,
-        typer.Option(help="Leave out results with a score of which fewer are right, such as 0.95."),
+        typer.Option(
+            help="Leave out results below the score from which on this share is right, such as 0.95."
+        ),
     ] = None,
     duplicates: Annotated[
         bool, typer.Option("--duplicates", help="List near-duplicates and likely label errors instead.")
@@ -84,7 +86,8 @@ def search_index(
         if as_json or len(answers) < DRAWN:
             answers.append(answer)
         if not as_json:
-            print_text("\n".join([answer.name, *map(_describe, answer.matches)]))
+            lines = [_describe(match) for match in answer.matches] or ["  no result"]
+            print_text("\n".join([answer.name, *lines]))
     if as_json:
         table = {answer.name: [asdict(match) for match in answer.matches] for answer in answers}
         sys.stdout.write(f"{json.dumps(table, indent=1)}\n")

@@ -202,7 +202,12 @@ async def _image(
 
 @router.get("/api/images/{id}/thumbnail", response_class=Response, summary="A small JPEG of an image.")
 async def _thumbnail(site: _Site, id: Annotated[int, Path(ge=0, le=MAX_ID)], number: _Number = 0) -> Response:
-    return Response(site.index(number).thumbnail(id), media_type="image/jpeg", headers=KEPT)
+    served = site.index(number)
+    if served.has_thumbnail(id):
+        picture = served.thumbnail(id)  # a few bytes of a file: sooner done than handed to a thread
+    else:
+        picture = await site.work(lambda: served.thumbnail(id))
+    return Response(picture, media_type="image/jpeg", headers=KEPT)
 
 
 @router.get(

@@ -17,6 +17,7 @@ from firstpage.errors import UserError
 from firstpage.search.index import Index
 from firstpage.search.index_folder import MANIFEST
 from firstpage.search.match import Match
+from firstpage.search.segment import THUMBNAIL
 from firstpage.serve.guard import Refusal
 from firstpage.serve.marks import Mark, MarkFile, now
 from firstpage.serve.uploads import MAX_DECODED, MAX_SIDE, Query, crop_share, decode_query, to_jpeg
@@ -122,12 +123,25 @@ class ServedIndex:
             self._roots = {id(index): os.path.commonpath(ends)}
         return self._roots[id(index)]
 
-    def thumbnail(self, id: int) -> bytes:
-        """Return a small JPEG of an image.
+    def has_thumbnail(self, id: int) -> bool:
+        """Return whether the index has a small JPEG of an image; of one added as a vector, it has not.
 
         Raises:
             Refusal: There is no such image.
         """
+        try:
+            return bool(self.current().row(id)["thumbnail"][1])
+        except UserError:
+            raise Refusal(404, f"id {id}: is not in the index") from None
+
+    def thumbnail(self, id: int) -> bytes:
+        """Return a small JPEG of an image: that of the index, or one of `picture`.
+
+        Raises:
+            Refusal: There is no such image.
+        """
+        if not self.has_thumbnail(id):
+            return to_jpeg(self.picture(id, THUMBNAIL), THUMBNAIL, 80)
         try:
             return self.current().thumbnail(id)
         except (UserError, OSError):
@@ -138,6 +152,9 @@ class ServedIndex:
 
         A link that leads out of the folder of the images, or out of its own if they share none, is not
         followed.
+
+        Raises:
+            Refusal: There is no such image, or neither can be read.
         """
         path = self.value(id, "path")
         real, root = os.path.realpath(path), self.root()
@@ -147,6 +164,8 @@ class ServedIndex:
                 return decode_image(real, max_bytes=MAX_DECODED, min_side=side)
             except Unreadable:
                 pass
+        if not self.has_thumbnail(id):
+            raise Refusal(404, f"id {id}: its file cannot be read")
         return Image.open(io.BytesIO(self.thumbnail(id)), formats=["JPEG"]).convert("RGB")
 
     def source(self, id: int | None, query: Query, origin: "ServedIndex") -> Source:
@@ -195,8 +214,8 @@ class ServedIndex:
             else:
                 [found] = index.search([source.image], count, where=where)  # type: ignore[list-item]
         except UserError as error:
-            if where is None:
-                raise
+            if not str(error).startswith("where:"):
+                raise  # what is wrong with the files of the index is not for clients
             raise Refusal(400, str(error)) from None
         if fold is None or not found:
             return [(match, None) for match in found]
@@ -211,7 +230,13 @@ class ServedIndex:
         return chosen
 
     def mark(self, source: Source, result: int, right: bool) -> bool | None:
-        """Mark a result as right or wrong; the same mark again removes it. Returns the mark that is left."""
+        """Mark a result as right or wrong; the same mark again removes it. Returns the mark that is left.
+
+        Raises:
+            Refusal: There is no such image, or it is the query itself.
+        """
+        if source.id == result:
+            raise Refusal(422, f"result {result}: is the query itself")
         picture = None if source.image is None else to_jpeg(source.image, 1024, 92)
         path, label = self.value(result, "path"), self.value(result, "label")
         model = self.current().manifest.model

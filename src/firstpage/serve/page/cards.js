@@ -51,9 +51,14 @@ export function makeThumb(index, id, version) {
   return image;
 }
 
+function percent(share) { // no probability is 0 % or 100 %
+  if (share > 0.99) return ">99 %";
+  return share < 0.01 ? "<1 %" : `${Math.round(100 * share)} %`;
+}
+
 function makeCard(index, version, result, rank, act, others) {
   const score = result.score.toFixed(3);
-  const same = result.probability === null ? "" : `same: ${Math.round(100 * result.probability)} %`;
+  const same = result.probability === null ? "" : `same: ${percent(result.probability)}`;
   const shot = element(
     "button",
     { type: "button", className: "shot", tabIndex: -1, "aria-label": `Result ${rank + 1}: ${result.label || "no label"}, score ${score}${same ? `, ${same}` : ""}. Search from it` },
@@ -71,7 +76,7 @@ function makeCard(index, version, result, rank, act, others) {
     element("p", { className: "label" }, result.label || result.path),
     element("p", { className: "score" }, element("span", { className: "number" }, score), element("span", { className: "meter", "aria-hidden": "true" }, meter)),
   );
-  if (same) card.append(element("p", { className: "same" }, same));
+  if (same) card.append(element("p", { className: result.probability >= 0.5 ? "same likely" : "same" }, same));
   if (others && !others.has(result.path)) {
     frame.append(element("p", { className: "only" }, "only here"));
   }
