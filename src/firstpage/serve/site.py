@@ -45,7 +45,7 @@ class Site:
                 served.name = "/".join(served.folder.resolve().parts[-2:])
         # Now, so that a wrong model is told at once, and the first search is quick.
         for served in self.indexes:
-            served.current().model.embed([Image.new("RGB", (64, 64))], progress=False)
+            served.current().search([Image.new("RGB", (64, 64))], k=1)
             served.root()
         self.metrics = Metrics()
         self.waiting = 0
