@@ -90,7 +90,9 @@ class Embedder(nn.Module):
         self.settings = replace(settings, crop=crop)
         self.backbone.check_size(*as_pair(crop))
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
-        dims = settings.learners or tuple(width if settings.head == "none" else settings.dim for width in widths)
+        dims = settings.learners or tuple(
+            width if settings.head == "none" else settings.dim for width in widths
+        )
         self.level_dims, self.dim = dims, sum(dims)
         sizes = (self.dim,) if settings.head == "split" else dims[: len(widths)]
         self.heads = nn.ModuleList(
@@ -147,7 +149,8 @@ class Embedder(nn.Module):
             return self.backbone.stages(images) if len(self.heads) > 1 else (self.backbone(images),)
         backbone = cast(backbones.SplitBackbone, self.backbone)
         masked = self.attention(backbone.lower_stages(images)[1])
-        return backbone.high_stage(masked).unflatten(0, (len(self.level_dims), len(images))).unbind(0)
+        high = backbone.high_stage(masked)
+        return high.view(len(self.level_dims), len(images), *high.shape[1:]).unbind(0)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return unit vectors [B, dim]. Several levels are concatenated, then normalized."""

@@ -107,8 +107,8 @@ class EnsembleSettings:
         rule: `sum` (every learner sees all pairs), `cascade` (each the hardest pairs of the one before) or
             `boost` (all pairs, weighted by what the learners before it leave wrong). See `losses.Ensemble`.
         shares: For `cascade`: the share of all pairs that each learner sees, the first 1.
-        diversity: What keeps learners apart, besides: `activation`, `adversarial`, `divergence` or `none`. See
-            `losses.diversity`.
+        diversity: What keeps learners apart, besides: `activation`, `adversarial`, `divergence` or `none`;
+            see `losses.diversity`.
         weight: Weight of that term.
         margin: For `divergence`: the squared distance at which two learners are left alone.
 

@@ -114,7 +114,7 @@ def seen_region(model: Embedder, size: tuple[int, int]) -> Box:
 @torch.no_grad()
 def _exact_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
     """Return the cosine of two images, and the parts [2, positions] of each level."""
-    vectors = []  # of each level: [2, positions, dim]
+    vectors: list[Tensor] = []  # of each level: [2, positions, dim]
     for number, features in enumerate(model.features(images)):
         pooling, *layers = cast(nn.Sequential, model.heads[number % len(model.heads)])
         own = cast(Pooling, pooling).positions(features)
@@ -122,7 +122,9 @@ def _exact_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
         for layer in layers:
             flat = layer(flat)
         both = flat.float().view(*own.shape[:2], -1)
-        vectors += both.split(list(model.level_dims), dim=2) if model.settings.head == "split" else [both]
+        vectors += (
+            torch.split(both, list(model.level_dims), dim=2) if model.settings.head == "split" else [both]
+        )
     whole = [level.mean(dim=1) for level in vectors]
     scales = _scales(model, whole)
     vectors = [level * scale[:, :, None] for level, scale in zip(vectors, scales, strict=True)]

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import SplitBackbone, Renormalize, initialize
+from firstpage.models.backbones.base import Renormalize, SplitBackbone, initialize
 
 # Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → "5×5" | projection of the pooled map.
 _CELLS = {

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import SplitBackbone, Renormalize, initialize
+from firstpage.models.backbones.base import Renormalize, SplitBackbone, initialize
 
 # Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → 3×3 → 3×3 | projection of the pooled map.
 # The two cells without 1×1 and projection halve the map and append the pooled map unchanged.
