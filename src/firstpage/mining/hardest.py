@@ -7,7 +7,8 @@ from torch import Tensor
 def hardest(hardness: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     """[Q, C]: the `count` pairs of `mask` that are hardest, over all queries together.
 
-    Pairs as hard as the last one that is chosen are chosen too, so the order of a batch does not matter.
+    Pairs as hard as the last one that is chosen, up to rounding, are chosen too: a pair goes with its
+    reverse, and the order of a batch does not matter.
 
     Args:
         hardness: [Q, C] distance of positives, similarity of negatives.
@@ -20,6 +21,7 @@ def hardest(hardness: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     tensor([[ True, False],
             [ True, False]])
     """
-    ranked = hardness.detach().masked_fill(~mask, -torch.inf).flatten().sort(descending=True).values
-    last = (count - 1).clamp(0, len(ranked) - 1).reshape(1)
-    return mask & (hardness.detach() >= ranked.gather(0, last)) & (count > 0)
+    hardness = hardness.detach()
+    ranked = hardness.masked_fill(~mask, -torch.inf).flatten().sort(descending=True).values
+    last = ranked.gather(0, (count - 1).clamp(0, len(ranked) - 1).reshape(1))
+    return mask & (hardness >= last - 16 * torch.finfo(hardness.dtype).eps) & (count > 0)
