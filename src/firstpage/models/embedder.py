@@ -150,7 +150,7 @@ class Embedder(nn.Module):
         backbone = cast(backbones.SplitBackbone, self.backbone)
         masked = self.attention(backbone.lower_stages(images)[1])
         high = backbone.high_stage(masked)
-        return high.view(len(self.level_dims), len(images), *high.shape[1:]).unbind(0)
+        return high.view(len(self.level_dims), images.shape[0], *high.shape[1:]).unbind(0)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return unit vectors [B, dim]. Several levels are concatenated, then normalized."""

@@ -15,6 +15,15 @@ DIMS = (3, 5, 4)
 PERCENTS = (100, 50, 20)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small tensors are slower on two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def learners_of(seed=0, count=11, dims=DIMS, spread=1.5, twice=False):
     """The vectors of the same images by several learners, perhaps one image twice, and labels."""
     labels = batch(seed, count)[1]
@@ -132,18 +141,7 @@ STRANGE = {
     "one class": torch.zeros(6, dtype=torch.long),
     "duplicates": torch.arange(6) // 2,
 }
-FEW = (
-    "topk",
-    "margin",
-    "contrastive",
-    "epshn",
-    "rll",
-    "lifted",
-    "binomial",
-    "first-page",
-    "smooth-ap",
-    "npair",
-)
+FEW = ("topk", "margin", "contrastive", "epshn", "rll", "binomial", "first-page")
 
 
 @pytest.mark.parametrize("rule", ["cascade", "boost"])
@@ -173,7 +171,7 @@ def test_the_order_of_a_batch_does_not_matter():
 
 
 @pytest.mark.parametrize("rule", ["cascade", "boost"])
-@pytest.mark.parametrize("name", ["topk", "first-page", "binomial", "contrastive"])
+@pytest.mark.parametrize("name", ["first-page", "binomial"])
 def test_a_step_waits_for_nothing(name, rule):
     """On the meta device reading a value fails; see test_cost."""
     made = [losses.create(name, **sized(name, 64, 8)) for _ in range(3)]
