@@ -1,11 +1,14 @@
 """The systems of the recipes with a small network, and a step of each."""
 
+from functools import cache
+
 import torch
 
 from firstpage import recipes
 from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
 from firstpage.training.criteria import make_criteria
+from firstpage.training.ranks import Ranks
 from firstpage.training.step import TrainStep
 
 SMALL = {
@@ -52,3 +55,9 @@ def step_of(ranks, name, chunk=0):
     torch.set_num_threads(threads)
     parts = [*model.named_parameters(), *criteria.named_parameters()]
     return loss, {key: value.grad for key, value in parts if value.grad is not None}
+
+
+@cache
+def alone(name, chunk=0):
+    """The step of one process over the whole batch."""
+    return step_of(Ranks(), name, chunk)

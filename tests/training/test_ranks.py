@@ -158,9 +158,9 @@ def test_a_run_with_memory_chunks_and_adam_equals_one_process(job, name):
 
 @pytest.mark.parametrize("name", ensemble_steps.SYSTEMS)
 def test_ranks_and_chunks_of_an_ensemble_equal_one_process(job, name):
-    wanted = ensemble_steps.step_of(Ranks(), name)
+    wanted = ensemble_steps.alone(name)
     assert any(key.startswith("diversity.") for key in wanted[1]) == (name == "bier")
-    for found in (*(part["ensemble", name] for part in job), ensemble_steps.step_of(Ranks(), name, chunk=4)):
+    for found in (*(part["ensemble", name] for part in job), ensemble_steps.alone(name, chunk=4)):
         steps.assert_same(found, wanted, 1e-8)
     for found in job:
         for key, value in job[0]["ensemble", name][1].items():

@@ -137,13 +137,20 @@ class TrainStep:
         return self.memories[number].candidates(self.levels[number], labels, ids)
 
     def health(self, labels: Tensor, ids: Tensor, step: int) -> dict[str, Tensor]:
-        """Return the health metrics of the last level in the last step, on its device; see `step_health`."""
+        """Return the health metrics of the last level in the last step, on its device; see `step_health`.
+
+        Of a model with several learners, `loss/diversity` is what keeps them apart, before its weight.
+        """
         self.levels = [level.detach() for level in self.levels]
         last, count = len(self.levels) - 1, len(self.levels[0])
         labels, ids = labels[:count], ids[:count]
         pairs = Pairs.of(self.levels[last], labels, **self._candidates(last, labels, ids))
         with seeded(self._device, "loss", self.recipe.train.seed, step):  # as the step drew them
-            return step_health(self.criteria[last], pairs)
+            metrics = step_health(self.criteria[last], pairs)
+        if self.criteria.diversity is not None:
+            with torch.no_grad():
+                metrics["loss/diversity"] = self.criteria.diversity(self.levels)
+        return metrics
 
     def push_memories(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
         """Push the last batch into the memories, unless a flag on the device is set."""
