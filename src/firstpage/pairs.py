@@ -210,6 +210,84 @@ class Pairs:
         """
         return replace(self, positive=self.positive & (self.similarity.detach() <= threshold))
 
+    def probe(self, similarity: Tensor | None = None) -> Pairs:
+        """The same pairs as constants, with a similarity of which a loss can be differentiated.
+
+        Args:
+            similarity: [Q, C] another one to look at; its own if left out.
+
+        >>> probe = Pairs.of(torch.eye(3), torch.tensor([0, 0, 1])).probe()
+        >>> torch.autograd.grad(probe.similarity[probe.positive].sum(), probe.similarity)[0]
+        tensor([[0., 1., 0.],
+                [1., 0., 0.],
+                [0., 0., 0.]])
+        """
+        queries = self.queries.detach().requires_grad_()
+        own = self.candidates is self.queries
+        leaf = (self.similarity if similarity is None else similarity).detach().clone().requires_grad_()
+        parts = (self.positive, self.negative, self.image_ids)
+        candidates = queries if own else self.candidates.detach()
+        return _ProbedPairs(queries, self.labels, candidates, self.candidate_labels, leaf, *parts)
+
+    def weighted(self, weights: Tensor) -> Pairs:
+        """The same pairs, of which each receives its weight times the gradient; no value changes.
+
+        For a loss that is a sum over pairs this is the gradient of the sum with these weights. Any other
+        loss can be weighted too.
+
+        Args:
+            weights: Constants [Q, C] of pairs, or [Q, 1] of queries.
+
+        >>> batch = torch.eye(2, requires_grad=True)
+        >>> pairs = Pairs.of(batch, torch.tensor([0, 0])).weighted(torch.tensor([[3.0], [0.0]]))
+        >>> pairs.similarity[0, 1].backward()
+        >>> batch.grad
+        tensor([[0., 3.],
+                [3., 0.]])
+        """
+        return _WeightedPairs(
+            self.queries,
+            self.labels,
+            self.candidates,
+            self.candidate_labels,
+            scale_gradient(self.similarity, weights),
+            self.positive,
+            self.negative,
+            self.image_ids,
+            weights,
+        )
+
+
+class _ProbedPairs(Pairs):
+    """Pairs of which the gradient of the similarity matrix is read, so every loss must use that matrix."""
+
+    def with_constant_candidates(self) -> Pairs:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class _WeightedPairs(Pairs):
+    """Pairs that stay weighted when their similarity is computed again."""
+
+    weights: Tensor | float = 1.0
+
+    def with_constant_candidates(self) -> Pairs:
+        pairs = super().with_constant_candidates()
+        return replace(pairs, similarity=scale_gradient(pairs.similarity, self.weights))
+
+
+def scale_gradient(values: Tensor, factor: Tensor | float) -> Tensor:
+    """The same values, whose gradient is multiplied by a factor; −1 reverses it.
+
+    >>> values = torch.ones(2, requires_grad=True)
+    >>> scaled = scale_gradient(values, torch.tensor([5.0, -1.0]))
+    >>> scaled.sum().backward()
+    >>> scaled.detach(), values.grad
+    (tensor([1., 1.]), tensor([ 5., -1.]))
+    """
+    constant = values.detach()
+    return constant + (values - constant) * factor
+
 
 def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> None:
     """Complain of anything that is not one float vector and one integer label a row."""

@@ -13,7 +13,7 @@ from firstpage import cli
 from firstpage.data import GroupSampler, read
 from firstpage.data.marks import Marks
 from firstpage.errors import UserError
-from firstpage.losses import NCA
+from firstpage.losses import NCA, Ensemble
 from firstpage.models.embedder import Embedder
 from firstpage.report.facts import run_facts
 from firstpage.runs.checkpoint import Checkpoints
@@ -154,7 +154,7 @@ def test_the_recipes_loss_does_not_see_marked_images():
     images, ids = torch.randn(12, 3, 32, 32), torch.arange(12)
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, RIGHT, RIGHT, WRONG, WRONG])
     memories = [Memory(8, 4) for _ in range(3)]
-    criteria = torch.nn.ModuleList([NCA(), NCA(), NCA()])
+    criteria = Ensemble([NCA(), NCA(), NCA()])
     step = TrainStep(recipe, model, criteria, memories, marked=4)
     value = step(lambda rows: images[rows], labels, ids, 0)
     plain = TrainStep(recipe, model, criteria)

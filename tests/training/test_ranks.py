@@ -16,7 +16,7 @@ from firstpage.training.gradient_caching import backward
 from firstpage.training.launching import join_ranks, sync_batch_norm
 from firstpage.training.memory import Memory
 from firstpage.training.ranks import Ranks
-from support import steps
+from support import ensemble_steps, steps
 from support.children import run_ranks, start_python
 
 ROWS = (12, 11)  # even, and the shorter last batch of an epoch: 5 + 6, or 3 + 4 + 4
@@ -107,6 +107,8 @@ def work(rank, world, port, folder):
                 found[name, rows] = step(ranks, name, rows, 0)
         for name in RUNS:
             found["run", name] = run(ranks, name)
+        for name in ensemble_steps.SYSTEMS:
+            found["ensemble", name] = ensemble_steps.step_of(ranks, name)
         for rows in (9, 1):
             found["embedded", rows] = embedded(ranks, np.arange(9)[::-1][:rows].copy())
         norm = nn.BatchNorm1d(2)
@@ -152,6 +154,17 @@ def test_a_run_with_memory_chunks_and_adam_equals_one_process(job, name):
         torch.testing.assert_close(found["run", name], wanted, rtol=1e-6, atol=1e-6)
         memories = found["run", name][2]
         assert all(torch.equal(memories[key], value) for key, value in job[0]["run", name][2].items())
+
+
+@pytest.mark.parametrize("name", ensemble_steps.SYSTEMS)
+def test_ranks_and_chunks_of_an_ensemble_equal_one_process(job, name):
+    wanted = ensemble_steps.alone(name)
+    assert any(key.startswith("diversity.") for key in wanted[1]) == (name == "bier")
+    for found in (*(part["ensemble", name] for part in job), ensemble_steps.alone(name, chunk=4)):
+        steps.assert_same(found, wanted, 1e-8)
+    for found in job:
+        for key, value in job[0]["ensemble", name][1].items():
+            assert torch.equal(found["ensemble", name][1][key], value)
 
 
 def test_evaluation_is_shared(job):

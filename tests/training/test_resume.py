@@ -63,6 +63,31 @@ RECIPES = {  # each has another kind of state to lose
     ],
     "proxies": ["loss.name=proxy-nca", "optimizer.name=sgd", "optimizer.clip=0.5", "batch.chunk=8"],
     "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
+    "cascade": [
+        "schedule.epochs=2",
+        "model.head=multilevel",
+        "model.dim=9",
+        "model.learners=[3, 3, 3]",
+        "loss.name=first-page",
+        "ensemble.rule=cascade",
+    ],
+    "boost": [
+        "schedule.epochs=2",
+        "model.head=split",
+        "model.learners=[3, 5]",
+        "loss.name=binomial",
+        "ensemble.rule=boost",
+        "ensemble.diversity=adversarial",
+        "memory.size=32",
+        "batch.chunk=8",
+    ],
+    "attention": [
+        "schedule.epochs=2",
+        "model.head=attention",
+        "model.learners=[4, 4]",
+        "loss.name=contrastive",
+        "ensemble.diversity=divergence",
+    ],
 }
 
 
@@ -151,6 +176,9 @@ def unbroken(tmp_path_factory):
         ("proxies", [("SGD", 2), ("replace", 6), ("SGD", 8)]),
         # after an evaluation that was no better
         ("patience", [("AdamW", 5)]),
+        ("cascade", [("AdamW", 5)]),
+        ("boost", [("AdamW", 5)]),
+        ("attention", [("AdamW", 5)]),
     ],
 )
 def test_a_killed_run_ends_in_the_same_bytes(unbroken, tmp_path, name, deaths):

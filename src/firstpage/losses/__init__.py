@@ -18,6 +18,15 @@ from firstpage.losses.binomial_deviance import BinomialDeviance, binomial_devian
 from firstpage.losses.circle import Circle, circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive, contrastive
+from firstpage.losses.diversity import (
+    ActivationDiversity,
+    AdversarialDiversity,
+    Divergence,
+    activation_overlap,
+    create_diversity,
+    divergence,
+)
+from firstpage.losses.ensemble import Ensemble
 from firstpage.losses.histogram import Histogram, histogram
 from firstpage.losses.lifted_structure import LiftedStructure, lifted_structure
 from firstpage.losses.margin import Margin, margin
@@ -41,11 +50,15 @@ from firstpage.losses.triplet import Triplet, triplet
 
 __all__ = [
     "NCA",
+    "ActivationDiversity",
+    "AdversarialDiversity",
     "Angular",
     "BinomialDeviance",
     "Circle",
     "Combined",
     "Contrastive",
+    "Divergence",
+    "Ensemble",
     "Histogram",
     "LiftedStructure",
     "Loss",
@@ -66,13 +79,16 @@ __all__ = [
     "SupervisedContrastive",
     "TopKPrecision",
     "Triplet",
+    "activation_overlap",
     "angular",
     "binomial_deviance",
     "circle",
     "contrastive",
     "create",
+    "create_diversity",
     "describe",
     "describe_settings",
+    "divergence",
     "histogram",
     "lifted_structure",
     "margin",

@@ -79,6 +79,35 @@ class Loss(nn.Module, ABC):
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: what each query contributes."""
 
+    def boosting_weights(self, pairs: Pairs) -> Tensor:
+        """How much the next learner of a boosted ensemble learns from each query, [Q, 1], or pair, [Q, C].
+
+        That is how much this loss still wants to change the similarities of the learners so far: the size of
+        its gradient with respect to a query's positives or its negatives, whichever is larger, over the mean
+        of the queries that have one. A query that is right already has the weight 0; with a loss over
+        proxies alone all are 1. A loss that is a sum over pairs can weigh each of them by overriding this:
+        see `BinomialDeviance`.
+
+        Args:
+            pairs: With the similarity of the learners so far, as `Ensemble` adds it up.
+
+        >>> from firstpage.losses import TopKPrecision
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, 0.9]])
+        >>> pairs = Pairs.of(embeddings, torch.tensor([0, 0, 1, 1]))
+        >>> TopKPrecision(k=1).boosting_weights(pairs).flatten()  # the last one's first result is wrong
+        tensor([0., 0., 0., 1.])
+        """
+        with torch.enable_grad(), full_precision(pairs.similarity):
+            probe = pairs.probe()
+            total = self.terms(probe).sum()
+            (gradient, _) = torch.autograd.grad(total, (probe.similarity, probe.queries), allow_unused=True)
+        if gradient is None:
+            return torch.ones_like(pairs.similarity[:, :1])
+        size = torch.where(pairs.positive | pairs.negative, gradient.abs(), 0.0)
+        slope = torch.maximum(masked_sum(size, pairs.positive), masked_sum(size, pairs.negative))
+        mean = slope.sum() / (slope > 0).sum().clamp_min(1)
+        return (slope / mean.masked_fill(mean == 0, 1.0))[:, None]
+
     def extra_repr(self) -> str:
         """The settings, for `print(loss)`."""
         plain = {k: v for k, v in vars(self).items() if isinstance(v, int | float | str) and k != "training"}

@@ -1,5 +1,6 @@
 """Binomial deviance loss."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -57,3 +58,19 @@ class BinomialDeviance(Loss):
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: each query's share of the batch's two averages."""
         return binomial_deviance(pairs, self.alpha, self.beta, self.cost)
+
+    def boosting_weights(self, pairs: Pairs) -> Tensor:
+        """[Q, C]: the negative gradient of a pair's loss log(1 + e^{−x}) with respect to x.
+
+        From: Opitz et al., BIER: Boosting Independent Embeddings Robustly, ICCV 2017, algorithm 1. x is
+        α(s−β) of a positive and −αC(s−β) of a negative, as in their released code; with respect to s itself
+        negatives would cost C twice.
+
+        >>> import torch
+        >>> pairs = Pairs.of(torch.eye(3), torch.tensor([0, 0, 1]))
+        >>> BinomialDeviance(cost=1).boosting_weights(pairs)[0]  # of itself, of a positive, of a negative
+        tensor([0.0000, 0.7311, 0.2689])
+        """
+        gap = pairs.similarity.detach() - self.beta
+        wrong = torch.where(pairs.positive, -self.alpha * gap, self.alpha * self.cost * gap).sigmoid()
+        return torch.where(pairs.positive | pairs.negative, wrong, 0.0)

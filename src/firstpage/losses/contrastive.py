@@ -1,5 +1,7 @@
 """Contrastive loss."""
 
+from typing import Literal
+
 from torch import Generator, Tensor
 
 from firstpage.errors import UserError
@@ -7,11 +9,14 @@ from firstpage.losses.base import MinedLoss, Reduction
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, for_pairs
 from firstpage.pairs import Pairs
 
+Form = Literal["squared", "linear"]
 
-def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0) -> Tensor:
+
+def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0, form: Form = "squared") -> Tensor:
     """[Q]: d² of the positive pairs, [margin − d]₊² of the negative pairs (Sampling Matters, §3).
 
-    Either kind is averaged over its active pairs in the batch; the mean over queries is the sum of the two.
+    The `linear` form is linear in d²: [margin − d²]₊ of the negative pairs (HDC, ABE). Either kind is
+    averaged over its active pairs in the batch; the mean over queries is the sum of the two.
 
     >>> import torch
     >>> from firstpage.mining import mine
@@ -21,7 +26,9 @@ def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0) -> Tensor:
     """
     distance = pairs.distance
     positive = mined.of_positives(distance).square() * mined.positive_mask
-    negative = (margin - mined.of_negatives(distance)).relu().square() * mined.negative_mask
+    apart = mined.of_negatives(distance)
+    pushed = (margin - apart).relu().square() if form == "squared" else (margin - apart.square()).relu()
+    negative = pushed * mined.negative_mask
     share = positive.sum(dim=1) / (positive > 0).sum().clamp_min(1)
     return len(positive) * (share + negative.sum(dim=1) / (negative > 0).sum().clamp_min(1))
 
@@ -39,12 +46,13 @@ class Contrastive(MinedLoss):
     pytorch-metric-learning does not square the two parts.
 
     Args:
-        margin: the distance beyond which a negative is left alone.
+        margin: the distance beyond which a negative is left alone; its square, in the linear form.
         positives: positive strategy.
         negatives: negative strategy; `semihard` takes the closest negative beyond distance 0.5.
         mining: a strategy for both sides, in place of the two.
         generator: for strategies that draw.
         reduction: over queries.
+        form: `squared` for [margin − d]₊² of a negative, `linear` for [margin − d²]₊ as in HDC and ABE.
 
     >>> import torch
     >>> Contrastive()(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
@@ -59,14 +67,18 @@ class Contrastive(MinedLoss):
         mining: Strategy | None = None,
         generator: Generator | None = None,
         reduction: Reduction = "mean",
+        form: Form = "squared",
     ) -> None:
         super().__init__(positives, for_pairs(negatives), mining, generator, reduction)
         if not 0 < margin <= 2:
             raise UserError(
                 f"Contrastive(margin={margin}): margin is a distance on the sphere, 0 < margin <= 2"
             )
+        if form not in ("squared", "linear"):
+            raise UserError(f"Contrastive(form={form!r}): must be squared or linear")
         self.margin = margin
+        self.form: Form = form
 
     def mined_terms(self, pairs: Pairs, mined: Mined) -> Tensor:
         """[Q]: each query's share of the batch's two averages."""
-        return contrastive(pairs, mined, self.margin)
+        return contrastive(pairs, mined, self.margin, self.form)

@@ -26,7 +26,7 @@ from firstpage.data.pixel_batch import PixelBatch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
 from firstpage.models import backbones
-from firstpage.models.pooling import Pooling
+from firstpage.models.heads import Attention, Head, concatenate_learners
 from firstpage.pairs import unit
 from firstpage.recipes.recipe import build_settings
 from firstpage.recipes.settings import ModelSettings
@@ -48,24 +48,11 @@ class Pixels(Protocol):
         ...
 
 
-class _Level(nn.Sequential):
-    """Pooling, an optional layer norm and a head: from the features of one stage to a vector."""
-
-    def __init__(self, width: int, settings: ModelSettings, prefix_tokens: int) -> None:
-        layers: list[nn.Module] = [Pooling(settings.pooling, prefix_tokens)]
-        if settings.layer_norm:
-            layers.append(nn.LayerNorm(width, elementwise_affine=False))
-        if settings.head == "mlp":
-            layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
-        if settings.head != "none":
-            layers.append(nn.Linear(width, settings.dim))
-        if settings.standardize:
-            layers.append(nn.BatchNorm1d(width if settings.head == "none" else settings.dim, affine=False))
-        super().__init__(*layers)
-
-
 class Embedder(nn.Module):
     """Backbone → pooling → optional layer norm → head → unit vector.
+
+    A model may consist of several learners (`model.head`), each with a loss of its own; the embedding is
+    their concatenation.
 
     Create one with `Embedder.create`, or load a saved one with `Embedder.load`. Calling it takes preprocessed
     images, float [B, 3, crop, crop]; `embed` takes files, images or stored pixels, and preprocesses them.
@@ -76,7 +63,9 @@ class Embedder(nn.Module):
     Attributes:
         settings: The settings, with the default crop filled in.
         backbone: The network.
+        level_dims: Dimensions of each level, that is, of each learner; one if the head gives one.
         heads: One head, or one for each of three stages.
+        attention: The masks of an `attention` head.
         dim: Dimensions of the embedding.
         framing: How an image becomes stored pixels.
 
@@ -101,8 +90,23 @@ class Embedder(nn.Module):
         self.settings = replace(settings, crop=crop)
         self.backbone.check_size(*as_pair(crop))
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
-        self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix_tokens) for width in widths)
-        self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)
+        dims = settings.learners or tuple(
+            width if settings.head == "none" else settings.dim for width in widths
+        )
+        self.level_dims, self.dim = dims, sum(dims)
+        sizes = (self.dim,) if settings.head == "split" else dims[: len(widths)]
+        self.heads = nn.ModuleList(
+            Head(width, size, settings, self.backbone.prefix_tokens)
+            for width, size in zip(widths, sizes, strict=True)
+        )
+        self.attention: Attention | None = None
+        if settings.head == "attention":
+            if not isinstance(self.backbone, backbones.SplitBackbone):
+                raise UserError(
+                    f"model.head='attention': {settings.backbone} cannot be continued from its middle stage: "
+                    "choose another head, or a network such as resnet50"
+                )
+            self.attention = Attention(self.backbone.widths[1], len(dims))
         if settings.freeze_batch_norm:
             backbones.freeze_batch_norm(self.backbone)
 
@@ -118,25 +122,42 @@ class Embedder(nn.Module):
     def raw(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the vectors of each level [B, dim], not normalized, as the losses take them.
 
-        >>> model = Embedder.create(backbone="small", head="multilevel", dim=8, stored=48)
+        >>> model = Embedder.create(backbone="small", head="split", learners=(3, 5), dim=8, stored=48)
         >>> [level.shape[1] for level in model.raw(torch.zeros(2, 3, 48, 48))]
-        [8, 8, 8]
+        [3, 5]
         """
-        stages = self.backbone.stages(images) if len(self.heads) > 1 else (self.backbone(images),)
-        return tuple(head(stage) for head, stage in zip(self.heads, stages, strict=True))
+        return self.levels(self.features(images))
+
+    def levels(self, features: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the vectors of each level from what `features` returned.
+
+        >>> model = Embedder.create(backbone="small", head="split", learners=(3, 5), dim=8, stored=48)
+        >>> [level.shape[1] for level in model.levels([torch.zeros(2, 192, 2, 2)])]
+        [3, 5]
+        """
+        vectors = tuple(self.heads[number % len(self.heads)](part) for number, part in enumerate(features))
+        return vectors[0].split(list(self.level_dims), dim=1) if self.settings.head == "split" else vectors
+
+    def features(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return what the heads pool: the last features, those of each stage, or those behind each mask.
+
+        >>> model = Embedder.create(backbone="small", head="multilevel", dim=8, stored=48)
+        >>> [features.shape[1] for features in model.features(torch.zeros(2, 3, 48, 48))]
+        [48, 96, 192]
+        """
+        if self.attention is None:
+            return self.backbone.stages(images) if len(self.heads) > 1 else (self.backbone(images),)
+        backbone = cast(backbones.SplitBackbone, self.backbone)
+        masked = self.attention(backbone.lower_stages(images)[1])
+        high = backbone.high_stage(masked)
+        return high.view(len(self.level_dims), images.shape[0], *high.shape[1:]).unbind(0)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return unit vectors [B, dim]. Several levels are concatenated, then normalized."""
-        return unit(torch.cat(self.raw(images), dim=1).float())
-
-    @property
-    def level_dim(self) -> int:
-        """Dimensions of the embedding of one level; `dim` if there is only one.
-
-        >>> Embedder.create(backbone="small", dim=12, stored=48, head="multilevel").level_dim
-        12
-        """
-        return self.dim // len(self.heads)
+        levels = self.raw(images)
+        if self.settings.learners:
+            return concatenate_learners(levels)
+        return unit(torch.cat(levels, dim=1).float())
 
     @property
     def device(self) -> torch.device:

@@ -78,6 +78,11 @@ def baseline(
     >>> recipe.schedule.epochs, recipe.model.backbone, recipe.model.head
     (0, 'vit_small_14', 'none')
     """
-    given = {"model.backbone": backbone, "model.weights": weights, "model.head": "none"}
+    given = {
+        "model.backbone": backbone,
+        "model.weights": weights,
+        "model.head": "none",
+        "model.learners": "[]",
+    }
     fixed = [f"{key}={value}" for key, value in given.items() if value is not None]
     return find(name).changed([*fixed, "model.standardize=false", "schedule.epochs=0", *changes])

@@ -17,6 +17,7 @@ from firstpage.errors import UserError, one_line
 from firstpage.recipes.settings import (
     AugmentSettings,
     BatchSettings,
+    EnsembleSettings,
     MemorySettings,
     ModelSettings,
     OptimizerSettings,
@@ -40,6 +41,7 @@ class Recipe:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "topk"})
+    ensemble: EnsembleSettings = field(default_factory=EnsembleSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)

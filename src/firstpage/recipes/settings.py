@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from firstpage.errors import UserError
 
+HEADS = ("linear", "mlp", "none", "multilevel", "split", "attention")
+MOST_LEARNERS = 64
+
 
 def _not_negative(section: str, settings: object, *names: str) -> None:
     for name in names:
@@ -23,9 +26,13 @@ class ModelSettings:
         weights: A file of pretrained weights, or `imagenet`. Defaults to random weights.
         pooling: `avg`, `max`, `avg+max`, `gem` or `cls`.
         layer_norm: Normalize the pooled features before the head.
-        head: `linear`, `mlp`, `none` (the pooled features themselves) or `multilevel` (a linear head on each
-            of three stages, concatenated).
-        dim: Dimensions of the embedding, or of each level of a `multilevel` head.
+        head: `linear`, `mlp`, `none` (the pooled features themselves), or one that gives several embeddings,
+            each with a loss of its own: `multilevel` (a linear head on each of three stages), `split` (one
+            linear layer, cut into `learners`) or `attention` (a mask on the middle stage for each learner).
+        dim: Dimensions of the embedding; without `learners`, those of each level of a `multilevel` head.
+        learners: Dimensions of each learner of a head with several. They add up to `dim`. In the embedding,
+            learners are unit vectors times their share of the dimensions; without this setting, the levels of
+            a `multilevel` head are concatenated as they are.
         standardize: Add a batch norm without scale after the head. A network with random weights maps all
             images to nearly one point, where losses with a hinge have no gradient; this moves them apart.
         freeze_batch_norm: Do not update the batch norms of a pretrained network; best on small data.
@@ -47,6 +54,7 @@ class ModelSettings:
     layer_norm: bool = False
     head: str = "linear"
     dim: int = 512
+    learners: tuple[int, ...] = ()
     standardize: bool = False
     freeze_batch_norm: bool = False
     checkpointing: bool = False
@@ -55,8 +63,9 @@ class ModelSettings:
     crop: int | tuple[int, int] | None = field(default=None, metadata={"example": 224})
 
     def __post_init__(self) -> None:
-        if self.head not in ("linear", "mlp", "none", "multilevel"):
-            raise UserError(f"model.head={self.head!r}: choose one of linear, mlp, none, multilevel")
+        if self.head not in HEADS:
+            raise UserError(f"model.head={self.head!r}: choose one of {', '.join(HEADS)}")
+        self._check_learners()
         for name in ("weights", "checkpointing", "name"):
             if name in self.options:
                 raise UserError(f"model.options: {name!r} is not an option of a backbone; remove it")
@@ -70,6 +79,57 @@ class ModelSettings:
             raise UserError(
                 f"model.crop={self.crop}: must be in 1..{self.stored}, the side of the stored images"
             )
+
+    def _check_learners(self) -> None:
+        learners, several = list(self.learners), self.head in ("split", "attention")
+        given = f"model.learners={learners}"
+        if not learners and not several:
+            return
+        if not several and self.head != "multilevel":
+            raise UserError(f"{given}: model.head={self.head!r} is one learner: set model.learners=[]")
+        if self.head == "multilevel" and len(learners) != 3:
+            raise UserError(f"{given}: a multilevel head has three: give three, or none")
+        if not 2 <= len(learners) <= MOST_LEARNERS or min(learners) < 1:
+            raise UserError(
+                f"{given}: give the dimensions of 2 to {MOST_LEARNERS} learners, such as [96, 160, 256]"
+            )
+        if sum(learners) != self.dim:
+            raise UserError(f"{given}: add up to {sum(learners)}: set model.dim={sum(learners)}")
+        if self.head == "attention" and len(set(learners)) > 1:
+            raise UserError(f"{given}: learners of an attention head share a layer: give them one size")
+
+
+@dataclass(frozen=True)
+class EnsembleSettings:
+    """`[ensemble]`: what the loss of each learner sees, for a `model.head` that gives several.
+
+    Args:
+        rule: `sum` (every learner sees all pairs), `cascade` (each the hardest pairs of the one before) or
+            `boost` (all pairs, weighted by what the learners before it leave wrong). See `losses.Ensemble`.
+        shares: For `cascade`: the share of all pairs that each learner sees, the first 1.
+        diversity: What keeps learners apart, besides: `activation`, `adversarial`, `divergence` or `none`;
+            see `losses.diversity`.
+        weight: Weight of that term.
+        margin: For `divergence`: the squared distance at which two learners are left alone.
+
+    >>> EnsembleSettings(rule="cascade").shares
+    (1.0, 0.5, 0.2)
+    """
+
+    rule: str = "sum"
+    shares: tuple[float, ...] = (1.0, 0.5, 0.2)
+    diversity: str = "none"
+    weight: float = 1.0
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("rule", self.rule, ("sum", "cascade", "boost")),
+            ("diversity", self.diversity, ("none", "activation", "adversarial", "divergence")),
+        ):
+            if value not in known:
+                raise UserError(f"ensemble.{name}={value!r}: choose one of {', '.join(known)}")
+        _not_negative("ensemble", self, "weight")
 
 
 @dataclass(frozen=True)

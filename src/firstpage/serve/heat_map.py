@@ -11,6 +11,7 @@ part of a position is its features times the gradient of ⟨z, y⟩ with respect
 order of the same sum, lengths held constant. A class token looks at the patches of the middle stage.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -113,15 +114,21 @@ def seen_region(model: Embedder, size: tuple[int, int]) -> Box:
 @torch.no_grad()
 def _exact_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
     """Return the cosine of two images, and the parts [2, positions] of each level."""
-    vectors = []  # of each level: [2, positions, dim]
-    for head, features in zip(model.heads, _features(model, images), strict=True):
-        pooling, *layers = cast(nn.Sequential, head)
+    vectors: list[Tensor] = []  # of each level: [2, positions, dim]
+    for number, features in enumerate(model.features(images)):
+        pooling, *layers = cast(nn.Sequential, model.heads[number % len(model.heads)])
         own = cast(Pooling, pooling).positions(features)
         flat = own.flatten(0, 1)
         for layer in layers:
             flat = layer(flat)
-        vectors.append(flat.float().view(*own.shape[:2], -1))
+        both = flat.float().view(*own.shape[:2], -1)
+        vectors += (
+            torch.split(both, list(model.level_dims), dim=2) if model.settings.head == "split" else [both]
+        )
     whole = [level.mean(dim=1) for level in vectors]
+    scales = _scales(model, whole)
+    vectors = [level * scale[:, :, None] for level, scale in zip(vectors, scales, strict=True)]
+    whole = [level * scale for level, scale in zip(whole, scales, strict=True)]
     joined = torch.cat(whole, dim=1)
     lengths = joined.norm(dim=1).prod().clamp_min(torch.finfo(torch.float32).tiny)
     parts = [
@@ -140,8 +147,12 @@ def _gradient_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor
         stages = model.backbone.stages(images)
         features, sources = (stages[-1:] if len(model.heads) == 1 else stages), stages[1:2]
     else:
-        features = sources = tuple(level.requires_grad_() for level in _features(model, images))
-    raw = torch.cat([head(level) for head, level in zip(model.heads, features, strict=True)], dim=1).float()
+        with torch.no_grad():
+            features = model.features(images)
+        features = sources = tuple(part.detach().requires_grad_() for part in features)
+    levels = model.levels(features)
+    scales = _scales(model, [level.detach() for level in levels])
+    raw = torch.cat([level * scale for level, scale in zip(levels, scales, strict=True)], dim=1).float()
     lengths = raw.detach().norm(dim=1).prod().clamp_min(torch.finfo(torch.float32).tiny)
     cosine = (raw[0] @ raw[1]) / lengths
     slopes = torch.autograd.grad(cosine, sources)
@@ -153,10 +164,12 @@ def _gradient_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor
     return float(cosine.detach()), parts
 
 
-def _features(model: Embedder, images: Tensor) -> tuple[Tensor, ...]:
-    """Return the features that each head pools."""
-    with torch.no_grad():
-        return model.backbone.stages(images) if len(model.heads) > 1 else (model.backbone(images),)
+def _scales(model: Embedder, levels: Sequence[Tensor]) -> list[Tensor]:
+    """Return what the vectors of each learner [2, dim] are multiplied by in the embedding: [2, 1] of each."""
+    if not model.settings.learners:
+        return [torch.ones_like(level[:, :1]) for level in levels]
+    tiny = torch.finfo(torch.float32).tiny
+    return [level.shape[1] / level.float().norm(dim=1, keepdim=True).clamp_min(tiny) for level in levels]
 
 
 def _grid(positions: int, crop: tuple[int, int]) -> tuple[int, int]:

@@ -9,14 +9,20 @@ from torch import nn
 from firstpage import losses
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
+from firstpage.recipes.settings import EnsembleSettings
 
 GIVEN = "given"  # the key of a recipe's [loss] that describes a loss object passed to `fit`
 
 
 def make_criteria(
-    settings: Mapping[str, Any], model: Embedder, classes: int, images: int, loss: nn.Module | None = None
-) -> nn.ModuleList:
-    """Create the loss of each level of a model.
+    settings: Mapping[str, Any],
+    model: Embedder,
+    classes: int,
+    images: int,
+    loss: nn.Module | None = None,
+    ensemble: EnsembleSettings | None = None,
+) -> losses.Ensemble:
+    """Create the loss of each level of a model, and the ensemble that they are.
 
     A loss that needs to know the number of classes, of images or of dimensions is told: arguments of its
     class named `classes`, `images` and `dim` are filled in where they are required or set to true.
@@ -27,15 +33,23 @@ def make_criteria(
         classes: Number of training classes.
         images: Number of images in the catalog.
         loss: A loss object to use instead; each level gets a copy of its own.
+        ensemble: The `[ensemble]` section of a recipe.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
-    >>> make_criteria({"name": "topk", "k": 1}, model, classes=10, images=100)
-    ModuleList(
-      (0): TopKPrecision(reduction='mean', k=1, margin=0.1, decorrelation=0.0, score='cosine')
-    )
+    >>> make_criteria({"name": "topk", "k": 1}, model, classes=10, images=100)[0]
+    TopKPrecision(reduction='mean', k=1, margin=0.1, decorrelation=0.0, score='cosine')
     """
+    chosen = EnsembleSettings() if ensemble is None else ensemble
     if loss is not None:
-        return nn.ModuleList(copy.deepcopy(loss) for _ in model.heads)
+        parts: list[nn.Module] = [copy.deepcopy(loss) for _ in model.level_dims]
+    else:
+        parts = [_make_loss(settings, classes, images, dim) for dim in model.level_dims]
+    diversity = losses.create_diversity(chosen.diversity, model.level_dims, chosen.margin)
+    return losses.Ensemble(parts, chosen.rule, chosen.shares, diversity, chosen.weight)  # type: ignore[arg-type]
+
+
+def _make_loss(settings: Mapping[str, Any], classes: int, images: int, dim: int) -> nn.Module:
+    """Create a loss by its settings, for embeddings of that many dimensions."""
     arguments = dict(settings)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
@@ -46,7 +60,7 @@ def make_criteria(
         )
     if arguments.get("reduction") == "none":
         raise UserError("loss.reduction='none': training needs one number: choose mean or sum")
-    sizes = {"classes": classes, "images": images, "dim": model.level_dim}
+    sizes = {"classes": classes, "images": images, "dim": dim}
     parts = arguments.get("parts")
     if name == "sum" and isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
         arguments["parts"] = [
@@ -54,7 +68,7 @@ def make_criteria(
             for number, part in enumerate(parts)
         ]
     arguments |= _sizes(name, arguments, sizes, "loss.")
-    return nn.ModuleList(losses.create(name, **arguments) for _ in model.heads)
+    return losses.create(name, **arguments)
 
 
 def _sizes(name: Any, given: Mapping[str, Any], sizes: Mapping[str, int], prefix: str) -> dict[str, int]:  # noqa: ANN401

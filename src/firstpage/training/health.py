@@ -13,13 +13,6 @@ from firstpage.pairs import Pairs, full_precision
 BINS = 20  # of the histogram of β, over the distances 0 to 2 of the sphere
 
 
-class _Probed(Pairs):
-    """Pairs of which the gradient of the similarity matrix is read, so every loss must use that matrix."""
-
-    def with_constant_candidates(self) -> Pairs:
-        return self
-
-
 def step_health(loss: nn.Module, pairs: Pairs) -> dict[str, Tensor]:
     """Return the health metrics of one step, on its device.
 
@@ -58,18 +51,8 @@ def step_health(loss: nn.Module, pairs: Pairs) -> dict[str, Tensor]:
     if not isinstance(loss, Loss):
         return metrics
     with torch.enable_grad():
-        queries, leaf = pairs.queries.detach().requires_grad_(), cosine.clone().requires_grad_()
-        own = pairs.candidates is pairs.queries
-        probed = _Probed(
-            queries,
-            pairs.labels,
-            queries if own else pairs.candidates.detach(),
-            pairs.candidate_labels,
-            leaf,
-            pairs.positive,
-            pairs.negative,
-            pairs.image_ids,
-        )
+        probed = pairs.probe()
+        queries, leaf = probed.queries, probed.similarity
         if isinstance(loss, Combined):
             with full_precision(leaf):
                 terms = loss.part_terms(probed)

@@ -24,9 +24,13 @@ def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Modu
     [1.0, 1.0, 10.0, 10.0, 10.0]
     """
     groups: list[dict[str, Any]] = []
-    for module, multiple in ((model.backbone, 1.0), (model.heads, settings.head)):
+    for pretrained, multiple in ((True, 1.0), (False, settings.head)):
         # Frozen batch norms take no gradient, so they must not decay either.
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trained = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if name.startswith("backbone.") == pretrained and parameter.requires_grad
+        ]
         for decay in (True, False):
             chosen = [parameter for parameter in trained if (parameter.ndim > 1) == decay]
             groups.append(

@@ -113,11 +113,12 @@ def reproduce(
     model.load_state_dict(state["model"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in state["trained"])
-    criteria = make_criteria(recipe.loss, model, state["classes"], state["catalog"], loss).to(target)
+    sizes = state["classes"], state["catalog"]
+    criteria = make_criteria(recipe.loss, model, *sizes, loss, recipe.ensemble).to(target)
     criteria.load_state_dict(state["loss"])
     memories = []
-    for saved, counts in zip(state["memories"], state["counts"], strict=True):
-        memory = Memory(recipe.memory.size, model.level_dim, recipe.memory.start)
+    for saved, counts, dim in zip(state["memories"], state["counts"], model.level_dims, strict=False):
+        memory = Memory(recipe.memory.size, dim, recipe.memory.start)
         memory.load_state_dict(saved)
         memory.set_extra_state(counts)
         memories.append(memory.to(target))

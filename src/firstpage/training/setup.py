@@ -16,6 +16,7 @@ from firstpage.data.sampler import GroupSampler
 from firstpage.data.splits import DataSplit
 from firstpage.data.training_plan import plan_training
 from firstpage.errors import UserError
+from firstpage.losses import Ensemble
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import BatchSettings
@@ -63,7 +64,7 @@ class TrainSetup:
         marked: Number of images of marked pairs at the end of each batch.
         sampler: Plans the global batches.
         augment: Turns stored pixels into network input.
-        criteria: The loss of each level.
+        criteria: The loss of each level, as one ensemble.
         memories: The cross-batch memory of each level, or none.
     """
 
@@ -72,7 +73,7 @@ class TrainSetup:
     labels: NDArray[np.int64]
     sampler: BatchSampler
     augment: Augment
-    criteria: nn.ModuleList
+    criteria: Ensemble
     memories: list[Memory]
     marked: int = 0
 
@@ -130,13 +131,13 @@ def prepare(
         fused=recipe.train.compile,
     )
     with seeded(model.device, "plan", seed):  # proxies start with the same values however often it is called
-        criteria = make_criteria(recipe.loss, model, int(labels.max()) + 1, len(catalog), loss).to(
-            model.device
-        )
+        classes = int(labels.max()) + 1
+        criteria = make_criteria(recipe.loss, model, classes, len(catalog), loss, recipe.ensemble)
+        criteria.to(model.device)
     memories = []
-    for part in criteria if recipe.memory.size else ():
+    for part, dim in zip(criteria, model.level_dims, strict=True) if recipe.memory.size else ():
         check_memory(part, recipe.memory.size, len(split.train))
-        memory = Memory(recipe.memory.size, model.level_dim, recipe.memory.start)
+        memory = Memory(recipe.memory.size, dim, recipe.memory.start)
         memories.append(memory.to(model.device))
     # A run without epochs draws no batch, so that the data of a baseline need not fill one.
     batch = recipe.batch if recipe.schedule.epochs else replace(recipe.batch, size=2, images_per_class=1)

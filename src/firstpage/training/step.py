@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from firstpage.losses.base import Loss
+from firstpage.losses import Ensemble
 from firstpage.models.embedder import Embedder
 from firstpage.pairs import Pairs
 from firstpage.recipes.recipe import Recipe
@@ -28,19 +28,19 @@ class TrainStep:
     Args:
         recipe: The recipe of the run.
         model: The model to train.
-        criteria: The loss of each level, that is, of the output of each head.
+        criteria: The losses of all levels, that is, of the learners of the model.
         memories: The cross-batch memory of each level, or none.
         half: Run the network in bfloat16.
         ranks: The processes that share a batch.
         marked: Number of images at the end of each batch that are marked pairs; see `training.feedback`.
 
     Attributes:
-        levels: The embeddings [B, D] of the last global batch but its marked pairs, one tensor for each head.
+        levels: The embeddings [B, D] of the last global batch but its marked pairs, one tensor a level.
         parameters: Those of the model.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=32, crop=32)
     >>> from firstpage.losses import NCA
-    >>> step = TrainStep(Recipe(), model, nn.ModuleList([NCA()]))
+    >>> step = TrainStep(Recipe(), model, Ensemble([NCA()]))
     >>> images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) // 2
     >>> loss = step(lambda rows: images[rows], labels, torch.arange(8), step=0)
     >>> loss.ndim, step.levels[0].shape, model.backbone.conv.weight.grad is None
@@ -51,7 +51,7 @@ class TrainStep:
         self,
         recipe: Recipe,
         model: Embedder,
-        criteria: nn.ModuleList,
+        criteria: Ensemble,
         memories: Sequence[Memory] = (),
         *,
         half: bool = False,
@@ -67,7 +67,7 @@ class TrainStep:
         compiled = recipe.train.compile
         whole = recipe.batch.chunk == 0
         self._network = compile_network(model.raw, self._device, cuda_graphs=whole) if compiled else model.raw
-        self._criteria = [torch.compile(part) if compiled else part for part in criteria]
+        self._criteria: Callable[..., Tensor] = torch.compile(criteria) if compiled else criteria
 
     def __call__(
         self,
@@ -126,12 +126,9 @@ class TrainStep:
         return chunk_slices(self.ranks.share(count), self.recipe.batch.chunk)
 
     def _loss(self, labels: Tensor, ids: Tensor) -> Tensor:
-        """Return the sum of the losses of all levels."""
-        terms = []
-        for number, (criterion, level) in enumerate(zip(self._criteria, self.levels, strict=True)):
-            own = isinstance(self.criteria[number], Loss)  # others know embeddings and labels only
-            terms.append(criterion(level, labels, **(self._candidates(number, labels, ids) if own else {})))
-        return torch.stack(terms).sum()
+        """Return the loss of the ensemble of all levels."""
+        candidates = [self._candidates(number, labels, ids) for number in range(len(self.levels))]
+        return self._criteria(self.levels, labels, candidates)
 
     def _candidates(self, number: int, labels: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """Return what the loss of a level compares its batch with: the batch itself, and its memory."""
@@ -140,13 +137,20 @@ class TrainStep:
         return self.memories[number].candidates(self.levels[number], labels, ids)
 
     def health(self, labels: Tensor, ids: Tensor, step: int) -> dict[str, Tensor]:
-        """Return the health metrics of the last level in the last step, on its device; see `step_health`."""
+        """Return the health metrics of the last level in the last step, on its device; see `step_health`.
+
+        Of a model with several learners, `loss/diversity` is what keeps them apart, before its weight.
+        """
         self.levels = [level.detach() for level in self.levels]
         last, count = len(self.levels) - 1, len(self.levels[0])
         labels, ids = labels[:count], ids[:count]
         pairs = Pairs.of(self.levels[last], labels, **self._candidates(last, labels, ids))
         with seeded(self._device, "loss", self.recipe.train.seed, step):  # as the step drew them
-            return step_health(self.criteria[last], pairs)
+            metrics = step_health(self.criteria[last], pairs)
+        if self.criteria.diversity is not None:
+            with torch.no_grad():
+                metrics["loss/diversity"] = self.criteria.diversity(self.levels)
+        return metrics
 
     def push_memories(self, labels: Tensor, ids: Tensor, unless: Tensor) -> None:
         """Push the last batch into the memories, unless a flag on the device is set."""

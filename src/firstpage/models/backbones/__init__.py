@@ -23,7 +23,7 @@ from firstpage._spelling import suggest
 from firstpage._text import summary
 from firstpage.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from firstpage.errors import UserError
-from firstpage.models.backbones.base import Backbone
+from firstpage.models.backbones.base import Backbone, SplitBackbone
 from firstpage.models.backbones.batch_norm import freeze_batch_norm
 from firstpage.models.backbones.densenet import DenseNet
 from firstpage.models.backbones.googlenet import GoogLeNet
@@ -43,6 +43,7 @@ __all__ = [
     "InceptionBN",
     "ResNet",
     "Small",
+    "SplitBackbone",
     "VisionTransformer",
     "create",
     "describe",

@@ -87,6 +87,36 @@ class Backbone(nn.Module, ABC):
         return output
 
 
+class SplitBackbone(Backbone):
+    """A backbone that can be continued from its middle stage, as `model.head = "attention"` does.
+
+    A subclass sets `widths`, and implements `lower_stages` and `high_stage` instead of `stages`.
+
+    >>> class Doubling(SplitBackbone):
+    ...     "Doubles the images twice."
+    ...     widths = (3, 3, 3)
+    ...     def lower_stages(self, images):
+    ...         return images, 2 * images
+    ...     def high_stage(self, middle):
+    ...         return 2 * middle
+    >>> Doubling()(torch.ones(1, 3, 1, 1)).flatten()
+    tensor([4., 4., 4.])
+    """
+
+    def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the features of the low, middle and high stage."""
+        low, middle = self.lower_stages(images)
+        return low, middle, self.high_stage(middle)
+
+    @abstractmethod
+    def lower_stages(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features of the low and the middle stage."""
+
+    @abstractmethod
+    def high_stage(self, middle: Tensor) -> Tensor:
+        """Return the features of the high stage from those of the middle one."""
+
+
 class Renormalize(nn.Module):
     """Conversion of ImageNet-normalized RGB to the input that a published network was trained on.
 

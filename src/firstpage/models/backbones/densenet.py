@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, initialize
+from firstpage.models.backbones.base import SplitBackbone, initialize
 
 
 class _DenseLayer(nn.Module):
@@ -40,7 +40,7 @@ class _Transition(nn.Module):
         return F.avg_pool2d(self.conv(F.relu(self.norm(x), inplace=True)), 2)
 
 
-class DenseNet(Backbone):
+class DenseNet(SplitBackbone):
     """DenseNet; its stages are dense blocks 2, 3 and 4, the last after the final norm and ReLU.
 
     From: Huang et al., Densely Connected Convolutional Networks, CVPR 2017. DenseNet-201 is a network of
@@ -84,20 +84,21 @@ class DenseNet(Backbone):
         self.widths = widths[1], widths[2], widths[3]
         initialize(self)
 
-    def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of dense blocks 2, 3 and 4: [B, width, H / 8, W / 8], … / 16, … / 32."""
-        features = self.features
-        x = F.relu(features["norm0"](features["conv0"](images)), inplace=True)
-        x = F.max_pool2d(x, 3, stride=2, padding=1)
-        outputs = []
-        for number in (1, 2, 3, 4):
-            if number > 1:
-                x = self.run_block(features[f"transition{number - 1}"], x)
-            x = self._dense_block(number, x)
-            outputs.append(x)
-        return outputs[1], outputs[2], F.relu(features["norm5"](x), inplace=True)
+    def lower_stages(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of dense blocks 2 and 3: [B, width, H / 8, W / 8], … / 16."""
+        x = F.relu(self.features["norm0"](self.features["conv0"](images)), inplace=True)
+        x = self._dense_block(1, F.max_pool2d(x, 3, stride=2, padding=1))
+        low = self._dense_block(2, x)
+        return low, self._dense_block(3, low)
+
+    def high_stage(self, middle: Tensor) -> Tensor:
+        """Return the output of dense block 4, after the final norm and ReLU: [B, width, H / 32, W / 32]."""
+        return F.relu(self.features["norm5"](self._dense_block(4, middle)), inplace=True)
 
     def _dense_block(self, number: int, x: Tensor) -> Tensor:
+        """Run a dense block, and the transition before it."""
+        if number > 1:
+            x = self.run_block(self.features[f"transition{number - 1}"], x)
         maps = [x]
         for layer in self.features[f"denseblock{number}"].values():  # type: ignore[operator]
             maps.append(self.run_block(layer, *maps))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, Renormalize, initialize
+from firstpage.models.backbones.base import Renormalize, SplitBackbone, initialize
 
 # Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → "5×5" | projection of the pooled map.
 _CELLS = {
@@ -46,7 +46,7 @@ class _Cell(nn.Module):
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], dim=1)
 
 
-class GoogLeNet(Backbone):
+class GoogLeNet(SplitBackbone):
     """GoogLeNet as torchvision has it, with batch norm; its stages are inception 3b, 4e and 5b.
 
     From: Szegedy et al., Going Deeper with Convolutions, CVPR 2015. A network of Easy Positive. The published
@@ -73,15 +73,17 @@ class GoogLeNet(Backbone):
             channels = cell.outputs
         initialize(self)
 
-    def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of inception 3b, 4e and 5b: [B, width, H / 8, W / 8], … / 16, … / 32."""
+    def lower_stages(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of inception 3b and 4e: [B, width, H / 8, W / 8], … / 16."""
         x = F.max_pool2d(self.conv1(self.renormalize(images)), 3, stride=2, ceil_mode=True)
         x = F.max_pool2d(self.conv3(self.conv2(x)), 3, stride=2, ceil_mode=True)
         low = self._cells(x, "3a", "3b")
         x = F.max_pool2d(low, 3, stride=2, ceil_mode=True)
-        middle = self._cells(x, "4a", "4b", "4c", "4d", "4e")
-        x = F.max_pool2d(middle, 2, stride=2, ceil_mode=True)
-        return low, middle, self._cells(x, "5a", "5b")
+        return low, self._cells(x, "4a", "4b", "4c", "4d", "4e")
+
+    def high_stage(self, middle: Tensor) -> Tensor:
+        """Return the output of inception 5b: [B, width, H / 32, W / 32]."""
+        return self._cells(F.max_pool2d(middle, 2, stride=2, ceil_mode=True), "5a", "5b")
 
     def _cells(self, x: Tensor, *names: str) -> Tensor:
         for name in names:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, Renormalize, initialize
+from firstpage.models.backbones.base import Renormalize, SplitBackbone, initialize
 
 # Channels of each cell: 1×1 | 1×1 → 3×3 | 1×1 → 3×3 → 3×3 | projection of the pooled map.
 # The two cells without 1×1 and projection halve the map and append the pooled map unchanged.
@@ -25,7 +25,7 @@ _CELLS = {
 }
 
 
-class InceptionBN(Backbone):
+class InceptionBN(SplitBackbone):
     """Inception-BN; its stages are inception 3c, 4e and 5b, as Ranked List Loss takes them.
 
     From: Ioffe and Szegedy, Batch Normalization, ICML 2015. The network of Sampling Wisely and of Ranked List
@@ -61,16 +61,23 @@ class InceptionBN(Backbone):
             channels = one + three + double + (projection or channels)
         initialize(self)
 
-    def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of inception 3c, 4e and 5b: [B, width, H / 16, W / 16], … / 32, … / 32."""
+    def lower_stages(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of inception 3c and 4e: [B, width, H / 16, W / 16], … / 32."""
         x = self._convolve("conv1_7x7_s2", self.renormalize(images))
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
         x = self._convolve("conv2_3x3", self._convolve("conv2_3x3_reduce", x))
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
-        outputs = {}
-        for name in _CELLS:
-            x = outputs[name] = self.run_block(partial(self._cell, name), x)
-        return outputs["3c"], outputs["4e"], outputs["5b"]
+        low = self._cells(x, "3a", "3b", "3c")
+        return low, self._cells(low, "4a", "4b", "4c", "4d", "4e")
+
+    def high_stage(self, middle: Tensor) -> Tensor:
+        """Return the output of inception 5b: [B, width, H / 32, W / 32]."""
+        return self._cells(middle, "5a", "5b")
+
+    def _cells(self, x: Tensor, *names: str) -> Tensor:
+        for name in names:
+            x = self.run_block(partial(self._cell, name), x)
+        return x
 
     def _add(self, name: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2)

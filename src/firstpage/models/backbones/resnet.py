@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firstpage.errors import UserError
-from firstpage.models.backbones.base import Backbone, initialize
+from firstpage.models.backbones.base import SplitBackbone, initialize
 
 Strides = Literal["v1.5", "v1"]
 
@@ -72,7 +72,7 @@ class Bottleneck(nn.Module):
         return F.relu(residual + shortcut, inplace=True)
 
 
-class ResNet(Backbone):
+class ResNet(SplitBackbone):
     """ResNet; its stages are layer2, layer3 and layer4.
 
     From: He et al., Deep Residual Learning for Image Recognition, CVPR 2016. ResNet-18 and -50 are networks
@@ -127,13 +127,18 @@ class ResNet(Backbone):
         self.layer1, self.layer2, self.layer3, self.layer4 = (layer(number) for number in (1, 2, 3, 4))
         initialize(self)
 
-    def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of layer2, layer3 and layer4: [B, width, H / 8, W / 8], … / 16, … / 32."""
+    def lower_stages(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of layer2 and layer3: [B, width, H / 8, W / 8], … / 16."""
         x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         x = F.max_pool2d(x, 3, stride=2, padding=1)
-        maps = []
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for block in layer:
-                x = self.run_block(block, x)
-            maps.append(x)
-        return maps[1], maps[2], maps[3]
+        low = self._run(self.layer2, self._run(self.layer1, x))
+        return low, self._run(self.layer3, low)
+
+    def high_stage(self, middle: Tensor) -> Tensor:
+        """Return the output of layer4: [B, width, H / 32, W / 32]."""
+        return self._run(self.layer4, middle)
+
+    def _run(self, layer: nn.Sequential, x: Tensor) -> Tensor:
+        for block in layer:
+            x = self.run_block(block, x)
+        return x

@@ -3,11 +3,11 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firstpage.models.backbones.base import Backbone, initialize
+from firstpage.models.backbones.base import SplitBackbone, initialize
 from firstpage.models.backbones.resnet import BasicBlock
 
 
-class Small(Backbone):
+class Small(SplitBackbone):
     """Three residual blocks after a 3×3 convolution: 0.7 M parameters, for images of 32 to 64 pixels.
 
     Its stem has no pooling, so that the last map of a 32-pixel image is still 2×2, but it has a stride:
@@ -33,10 +33,12 @@ class Small(Backbone):
         )
         initialize(self)
 
-    def stages(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of the three blocks: [B, width, H / 4, W / 4], … / 8, … / 16."""
+    def lower_stages(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the first two blocks: [B, width, H / 4, W / 4], … / 8."""
         x = F.relu(self.bn(self.conv(images)), inplace=True)
-        low, middle, high = self.blocks
-        first = self.run_block(low, x)
-        second = self.run_block(middle, first)
-        return first, second, self.run_block(high, second)
+        low = self.run_block(self.blocks[0], x)
+        return low, self.run_block(self.blocks[1], low)
+
+    def high_stage(self, middle: Tensor) -> Tensor:
+        """Return the output of the last block: [B, width, H / 16, W / 16]."""
+        return self.run_block(self.blocks[2], middle)
