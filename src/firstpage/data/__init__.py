@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from firstpage.data.augment import Augment
     from firstpage.data.catalog import Catalog, VerificationPairs
     from firstpage.data.jpeg_store import JpegStore
+    from firstpage.data.neighbor_sampler import NeighborSampler
     from firstpage.data.readers import describe, kinds, read
     from firstpage.data.sampler import GroupSampler
     from firstpage.data.store import PixelStore
@@ -29,6 +30,7 @@ __all__ = [
     "Catalog",
     "GroupSampler",
     "JpegStore",
+    "NeighborSampler",
     "PixelStore",
     "Stream",
     "VerificationPairs",
@@ -44,6 +46,7 @@ __getattr__ = lazy(
         "Catalog": "firstpage.data.catalog",
         "GroupSampler": "firstpage.data.sampler",
         "JpegStore": "firstpage.data.jpeg_store",
+        "NeighborSampler": "firstpage.data.neighbor_sampler",
         "PixelStore": "firstpage.data.store",
         "Stream": "firstpage.data.stream",
         "VerificationPairs": "firstpage.data.catalog",

@@ -18,6 +18,7 @@ from firstpage.losses.binomial_deviance import BinomialDeviance, binomial_devian
 from firstpage.losses.circle import Circle, circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive, contrastive
+from firstpage.losses.hierarchical_triplet import HierarchicalTriplet, hierarchical_triplet
 from firstpage.losses.histogram import Histogram, histogram
 from firstpage.losses.lifted_structure import LiftedStructure, lifted_structure
 from firstpage.losses.margin import Margin, margin
@@ -46,6 +47,7 @@ __all__ = [
     "Circle",
     "Combined",
     "Contrastive",
+    "HierarchicalTriplet",
     "Histogram",
     "LiftedStructure",
     "Loss",
@@ -73,6 +75,7 @@ __all__ = [
     "create",
     "describe",
     "describe_settings",
+    "hierarchical_triplet",
     "histogram",
     "lifted_structure",
     "margin",

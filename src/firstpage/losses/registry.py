@@ -17,6 +17,7 @@ from firstpage.losses.binomial_deviance import BinomialDeviance
 from firstpage.losses.circle import Circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive
+from firstpage.losses.hierarchical_triplet import HierarchicalTriplet
 from firstpage.losses.histogram import Histogram
 from firstpage.losses.lifted_structure import LiftedStructure
 from firstpage.losses.margin import Margin
@@ -98,6 +99,7 @@ _ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "binomial": (BinomialDeviance, {}),
     "struct-clust": (StructuredClustering, {}),
     "spectral-clust": (SpectralClustering, {}),
+    "htl": (HierarchicalTriplet, {}),
     "proxy-anchor": (ProxyAnchor, {}),
     "multi-similarity": (MultiSimilarity, {}),
     "soft-triple": (SoftTriple, {}),

@@ -83,6 +83,8 @@ class BatchSettings:
         chunk: Images in the network at a time, on each rank, so that a batch of thousands takes the memory of
             a few; 0 for all. See `training.gradient_caching`.
         sampler: `group` for `data.GroupSampler`, or a class of your own as `package.module:Class`.
+        neighbors: Nearest classes that each class drawn brings into its batch (HTL), by `data.NeighborSampler`;
+            0 draws all classes at random.
 
     >>> BatchSettings(size=180, images_per_class=3).size
     180
@@ -93,6 +95,7 @@ class BatchSettings:
     oversample: bool = False
     chunk: int = 0
     sampler: str = "group"
+    neighbors: int = 0
 
     @property
     def images(self) -> int:
@@ -104,7 +107,7 @@ class BatchSettings:
         return 128 if self.size is None else self.size
 
     def __post_init__(self) -> None:
-        _not_negative("batch", self, "chunk")
+        _not_negative("batch", self, "chunk", "neighbors")
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,8 @@ class TrainSettings:
         evaluate_every: Epochs between evaluations.
         evaluate_steps: Steps between evaluations, instead of epochs; 0 goes by epochs.
         patience: Evaluations without improvement before stopping early; 0 never stops.
+        survey_every: Epochs between embeddings of all training images, for what goes by them: the tree of the
+            loss `htl`, and `batch.neighbors`.
         checkpoint_every: Minutes between checkpoints; 0 for every step.
         feedback: Weight of the loss of marked pairs, beside that of the recipe, if there are marks.
 
@@ -266,6 +271,7 @@ class TrainSettings:
     evaluate_every: int = 1
     evaluate_steps: int = 0
     patience: int = 0
+    survey_every: int = 1
     checkpoint_every: float = 5.0
     feedback: float = 1.0
 
@@ -281,8 +287,9 @@ class TrainSettings:
             raise UserError(f"train.fold={self.fold}: must be in 0..{self.folds - 1}")
         if not 0 <= self.ema < 1:
             raise UserError(f"train.ema={self.ema}: must be in [0, 1), such as 0.999")
-        if self.evaluate_every < 1:
-            raise UserError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
+        for name in ("evaluate_every", "survey_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name}={getattr(self, name)}: must be at least 1")
         _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every", "feedback")
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from firstpage._plugins import import_object
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import as_pair
+from firstpage.data.neighbor_sampler import NeighborSampler
 from firstpage.data.sampler import GroupSampler
 from firstpage.data.splits import DataSplit
 from firstpage.data.training_plan import plan_training
@@ -33,6 +35,8 @@ class BatchSampler(Protocol):
 
     A class of your own is created as
     `MySampler(labels, batch_size, images_per_class, oversample=..., seed=...)`.
+
+    It may also have `survey(vectors, labels)`, and so may a loss: see `TrainJob.survey`.
     """
 
     @property
@@ -151,7 +155,8 @@ def prepare(
 
 def _make_sampler(settings: BatchSettings, labels: NDArray[np.int64], seed: int) -> BatchSampler:
     if settings.sampler == "group":
-        kind: Any = GroupSampler
+        neighbors = settings.neighbors
+        kind: Any = partial(NeighborSampler, neighbors=neighbors) if neighbors else GroupSampler
     elif ":" in settings.sampler:
         kind = import_object(settings.sampler, "batch.sampler")
     else:
