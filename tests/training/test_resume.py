@@ -62,6 +62,7 @@ RECIPES = {  # each has another kind of state to lose
         "schedule.head_epochs=1",
     ],
     "proxies": ["loss.name=proxy-nca", "optimizer.name=sgd", "optimizer.clip=0.5", "batch.chunk=8"],
+    "htl": ["loss.name=htl", "batch.neighbors=1", "train.survey_every=2"],
     "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
 }
 
@@ -149,6 +150,8 @@ def unbroken(tmp_path_factory):
         ("margin", [("AdamW", 5), ("AdamW", 4), ("fsync", 5)]),
         # before the first checkpoint; between a checkpoint's being whole and having its name
         ("proxies", [("SGD", 2), ("replace", 6), ("SGD", 8)]),
+        # after the tree was built, before and after it is built again
+        ("htl", [("AdamW", 6), ("AdamW", 8)]),
         # after an evaluation that was no better
         ("patience", [("AdamW", 5)]),
     ],
