@@ -68,6 +68,15 @@ def _margin_oracle(batch):
     return torch.stack(terms) * batch.query_count / max(1, active)
 
 
+def pddm(**settings):
+    """The loss of PDDM with layers that are not dead at any pair, which would make pairs equally similar."""
+    loss = with_proxies("pddm")(**settings)
+    for name, parameter in loss.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.constant_(parameter, 0.5)
+    return loss
+
+
 def htl(**settings):
     """The hierarchical triplet loss with the tree of a batch of its own."""
     loss = losses.create("htl", classes=CLASSES, levels=8, **settings).double()
@@ -139,6 +148,7 @@ CASES = {
         "spectral-clust", lambda b: oracles.spectral_clust(b, 1e-3 * b.candidate_count / DIM)
     ),
     "htl": Case(htl, _htl_oracle),
+    "pddm": Case(pddm, lambda b: system_oracles.pddm(b, pddm().similarity.state_dict(), 0.5, 1.0, 0.5)),
 }
 
 # The losses of METHODS.md, §10. Each is compared with its oracle once that is here, by the same name: a

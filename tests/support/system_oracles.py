@@ -73,3 +73,60 @@ def hierarchical_triplet(batch, tree, beta):
                 count += 1
         sums.append(total)
     return torch.stack(sums) * batch.query_count / (2 * max(1, count))
+
+
+def pair_similarity(one, other, weights):
+    """PDDM's S of two unit vectors, by the names of its layers' weights."""
+
+    def layer(name, values):
+        return [
+            sum(w * value for w, value in zip(row, values, strict=True)) + bias
+            for row, bias in zip(weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double(), strict=True)
+        ]
+
+    def scaled(values):
+        length = torch.sqrt(sum(value**2 for value in values))
+        return [value / length for value in values]
+
+    pairs = list(zip(one, other, strict=True))
+    u = scaled([hinge(value) for value in layer("difference", [abs(a - b) for a, b in pairs])])
+    v = scaled([hinge(value) for value in layer("mean", [(a + b) / 2 for a, b in pairs])])
+    return layer("score", [hinge(value) for value in layer("both", u + v)])[0]
+
+
+def quadruplet(batch, i, similarity):
+    """The hard quadruplet (j, k, l) of query i, or None: its worst positive, and the worst negative of each."""
+    positives, negatives = batch.positives(i), batch.negatives(i)
+    if not positives or not negatives:
+        return None
+
+    def value(score):
+        return score.detach().item()
+
+    j = min(positives, key=lambda c: value(similarity(batch.queries[i], batch.candidates[c])))
+    k = max(negatives, key=lambda c: value(similarity(batch.queries[i], batch.candidates[c])))
+    others = [c for c in range(batch.candidate_count) if batch.candidate_labels[c] != batch.labels[i]]
+    return j, k, max(others, key=lambda c: value(similarity(batch.candidates[j], batch.candidates[c])))
+
+
+def pddm(batch, weights, alpha, beta, weight):
+    """[Q]: the hinges of S and of squared distances over each query's quadruplet."""
+
+    def similarity(one, other):
+        return pair_similarity(one, other, weights)
+
+    def squared(one, other):
+        return ((one - other) ** 2).sum()
+
+    terms = []
+    for i in range(batch.query_count):
+        chosen = quadruplet(batch, i, similarity)
+        if chosen is None:
+            terms.append(zero())
+            continue
+        x_i, (x_j, x_k, x_l) = batch.queries[i], (batch.candidates[c] for c in chosen)
+        s_ij, d_ij = similarity(x_i, x_j), squared(x_i, x_j)
+        learned = hinge(alpha + similarity(x_i, x_k) - s_ij) + hinge(alpha + similarity(x_j, x_l) - s_ij)
+        apart = hinge(beta + d_ij - squared(x_i, x_k)) + hinge(beta + d_ij - squared(x_j, x_l))
+        terms.append(learned + weight * apart)
+    return torch.stack(terms)

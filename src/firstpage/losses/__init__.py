@@ -25,6 +25,8 @@ from firstpage.losses.margin import Margin, margin
 from firstpage.losses.multi_similarity import MultiSimilarity, multi_similarity
 from firstpage.losses.nca import NCA, nca
 from firstpage.losses.npair import NPair, npair
+from firstpage.losses.pair_similarity import PairSimilarity
+from firstpage.losses.pddm import PDDM, pddm
 from firstpage.losses.proxies import ProxyLoss
 from firstpage.losses.proxy_anchor import ProxyAnchor, proxy_anchor
 from firstpage.losses.proxy_nca import ProxyNCA, proxy_nca
@@ -42,6 +44,7 @@ from firstpage.losses.triplet import Triplet, triplet
 
 __all__ = [
     "NCA",
+    "PDDM",
     "Angular",
     "BinomialDeviance",
     "Circle",
@@ -55,6 +58,7 @@ __all__ = [
     "MinedLoss",
     "MultiSimilarity",
     "NPair",
+    "PairSimilarity",
     "ProxyAnchor",
     "ProxyLoss",
     "ProxyNCA",
@@ -83,6 +87,7 @@ __all__ = [
     "names",
     "nca",
     "npair",
+    "pddm",
     "proxy_anchor",
     "proxy_nca",
     "ranked_list",

@@ -24,6 +24,7 @@ from firstpage.losses.margin import Margin
 from firstpage.losses.multi_similarity import MultiSimilarity
 from firstpage.losses.nca import NCA
 from firstpage.losses.npair import NPair
+from firstpage.losses.pddm import PDDM
 from firstpage.losses.proxy_anchor import ProxyAnchor
 from firstpage.losses.proxy_nca import ProxyNCA
 from firstpage.losses.ranked_list import RankedList
@@ -100,6 +101,7 @@ _ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "struct-clust": (StructuredClustering, {}),
     "spectral-clust": (SpectralClustering, {}),
     "htl": (HierarchicalTriplet, {}),
+    "pddm": (PDDM, {}),
     "proxy-anchor": (ProxyAnchor, {}),
     "multi-similarity": (MultiSimilarity, {}),
     "soft-triple": (SoftTriple, {}),
