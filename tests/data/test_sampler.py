@@ -289,7 +289,9 @@ def test_a_class_brings_its_nearest_into_the_batch(counts, per_class, batch_size
         expected = []
         while len(expected) < len(classes):  # a class drawn, and those of its nearest that are not there yet
             drawn = classes[len(expected)]
-            others = sorted(set(range(len(counts))) - {drawn}, key=lambda c, d=drawn: abs(place(c) - place(d)))
+            others = sorted(
+                set(range(len(counts))) - {drawn}, key=lambda c, d=drawn: abs(place(c) - place(d))
+            )
             expected += [drawn, *(c for c in others[:neighbors] if c not in expected)]
         assert classes == expected[: len(classes)]
 

@@ -86,7 +86,9 @@ def test_any_images_give_a_tree_with_finite_margins(vectors, labels):
 def test_labels_that_do_not_fit_are_named():
     loss = losses.HierarchicalTriplet(classes=2)
     for call in (loss, loss.survey):
-        with pytest.raises(ValueError, match=r"labels run from 0 to 2: HierarchicalTriplet\(classes=2\) knows"):
+        with pytest.raises(
+            ValueError, match=r"labels run from 0 to 2: HierarchicalTriplet\(classes=2\) knows"
+        ):
             call(torch.eye(3), torch.arange(3))
     with pytest.raises(ValueError, match=r"ClassTree\(classes=2, levels=0\): both must be at least 1"):
         losses.create("htl", classes=2, levels=0)

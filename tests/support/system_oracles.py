@@ -24,7 +24,10 @@ class Tree:
     """HTL's class tree: thresholds d_0…d_L, spread of each class, lowest common level of each two classes."""
 
     def __init__(self, vectors, labels, classes, levels):
-        images = {c: [row for row, label in zip(vectors, labels.tolist(), strict=True) if label == c] for c in classes}
+        images = {
+            c: [row for row, label in zip(vectors, labels.tolist(), strict=True) if label == c]
+            for c in classes
+        }
         several = [c for c in classes if len(images[c]) > 1]
         self.spread = {
             c: _mean([_squared(*pair) for pair in permutations(images[c], 2)]) if c in several else 0.0
@@ -81,7 +84,9 @@ def pair_similarity(one, other, weights):
     def layer(name, values):
         return [
             sum(w * value for w, value in zip(row, values, strict=True)) + bias
-            for row, bias in zip(weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double(), strict=True)
+            for row, bias in zip(
+                weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double(), strict=True
+            )
         ]
 
     def scaled(values):
@@ -95,7 +100,7 @@ def pair_similarity(one, other, weights):
 
 
 def quadruplet(batch, i, similarity):
-    """The hard quadruplet (j, k, l) of query i, or None: its worst positive, and the worst negative of each."""
+    """The hard quadruplet (j, k, l) of query i, or None: worst positive, and worst negative of both."""
     positives, negatives = batch.positives(i), batch.negatives(i)
     if not positives or not negatives:
         return None

@@ -60,7 +60,7 @@ class NeighborSampler(GroupSampler):
         self.neighbors = neighbors
         self._codes = np.unique(np.asarray(labels), return_inverse=True)[1]
         self._nearest = torch.empty(len(self._counts), 0, dtype=torch.long)
-        # Each batch may visit any class: so many visits are an epoch's own, and no other repeats their images.
+        # Each batch may visit any class, so an epoch has so many visits of its own: no other repeats them.
         self._passes = len(self)
 
     def survey(self, vectors: Tensor, labels: Tensor) -> None:

@@ -14,9 +14,9 @@ class ClassTree(nn.Module):
 
     From: Ge et al., Deep Metric Learning with Hierarchical Triplet Loss, ECCV 2018, §3.1. All distances are
     squared, of unit vectors, so that they lie in 0…4. Two classes are as far apart as their images are on
-    average. The spread s_c of a class is the mean distance of its own images, and d₀ the mean spread. At level
-    l, classes closer than d_l = l (4 − d₀) / L + d₀ are one node, and so are all that such steps connect; at
-    level L all classes are.
+    average. The spread s_c of a class is the mean distance of its own images, and d₀ the mean spread. At
+    level l, classes closer than d_l = l (4 − d₀) / L + d₀ are one node, and so are all that such steps
+    connect; at level L all classes are.
 
     Nothing of the size of classes² is kept: the tree is the node of each class at each level. It consists of
     buffers, so a checkpoint has it. Before `build`, all thresholds and spreads are 0.

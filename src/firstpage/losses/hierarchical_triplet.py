@@ -1,6 +1,5 @@
 """Hierarchical triplet loss."""
 
-import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
@@ -15,6 +14,7 @@ def hierarchical_triplet(pairs: Pairs, margin: Tensor) -> Tensor:
 
     The margin α [Q, C] is that of each query and each negative.
 
+    >>> import torch
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
     >>> hierarchical_triplet(pairs, torch.full((3, 3), 0.1)).mean()  # ½ of the mean of 0 and 0.42
     tensor(0.1050)
@@ -30,9 +30,9 @@ class HierarchicalTriplet(Loss):
 
     From: Ge et al., Deep Metric Learning with Hierarchical Triplet Loss (HTL), ECCV 2018, §3.2. The margin is
     α_z = β + d_H(y_a, y_n) − s_{y_a}: classes must move apart by β more than the level at which the tree
-    merges them, beyond the spread of the anchor's class. So far classes are held far, and close ones are asked
-    for a little more than they have. Distances are squared, as those of the tree are: a margin of up to 4
-    could not be kept otherwise.
+    merges them, beyond the spread of the anchor's class. So far classes are held far, and close ones are
+    asked for a little more than they have. Distances are squared, as those of the tree are: a margin of up
+    to 4 could not be kept otherwise.
 
     In training the tree is built from all training images, at the start of the run and again every
     `train.survey_every` epochs. It belongs with batches of neighboring classes, `batch.neighbors`; either can
@@ -47,6 +47,7 @@ class HierarchicalTriplet(Loss):
         levels: levels of the tree above its leaves.
         reduction: over queries.
 
+    >>> import torch
     >>> loss = HierarchicalTriplet(classes=2)
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
     >>> loss.survey(points, torch.tensor([0, 0, 1]))

@@ -58,8 +58,8 @@ class PDDM(Loss):
 
     From: Huang et al., Local Similarity-Aware Deep Feature Embedding, NIPS 2016. A distance means another
     thing where images are dense than where they are sparse; the learned similarity S knows where two images
-    are, and so finds the positives and negatives that are truly hard. Every query has a quadruplet of its own:
-    itself, its least similar positive, and the most similar negative of either.
+    are, and so finds the positives and negatives that are truly hard. Every query has a quadruplet of its
+    own: itself, its least similar positive, and the most similar negative of either.
 
     S is a `PairSimilarity` with parameters: give `loss.parameters()` to the optimizer. With `model.rerank` it
     is saved with the model, and `Index.search(rerank=100)` orders the first results by it. S is compared for

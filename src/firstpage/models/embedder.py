@@ -25,6 +25,7 @@ from firstpage.data.framing import Framing, Size, as_pair
 from firstpage.data.pixel_batch import PixelBatch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
+from firstpage.losses.pair_similarity import PairSimilarity
 from firstpage.models import backbones
 from firstpage.models.pooling import Pooling
 from firstpage.pairs import unit
@@ -79,6 +80,7 @@ class Embedder(nn.Module):
         heads: One head, or one for each of three stages.
         dim: Dimensions of the embedding.
         framing: How an image becomes stored pixels.
+        pair_similarity: The learned similarity of two embeddings, with the setting `rerank`.
 
     >>> model = Embedder.create(backbone="small", dim=16, stored=48, crop=48)
     >>> model(torch.zeros(2, 3, 48, 48)).shape
@@ -103,6 +105,7 @@ class Embedder(nn.Module):
         widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
         self.heads = nn.ModuleList(_Level(width, settings, self.backbone.prefix_tokens) for width in widths)
         self.dim = sum(width if settings.head == "none" else settings.dim for width in widths)
+        self.pair_similarity = PairSimilarity(self.dim) if settings.rerank else None
         if settings.freeze_batch_norm:
             backbones.freeze_batch_norm(self.backbone)
 

@@ -28,6 +28,7 @@ class ModelSettings:
         dim: Dimensions of the embedding, or of each level of a `multilevel` head.
         standardize: Add a batch norm without scale after the head. A network with random weights maps all
             images to nearly one point, where losses with a hinge have no gradient; this moves them apart.
+        rerank: Save the similarity that the loss `pddm` learns, to order the first results of a search by it.
         freeze_batch_norm: Do not update the batch norms of a pretrained network; best on small data.
         checkpointing: Recompute activations in the backward pass, to save memory.
         stored: Side of the stored images, in pixels, or their `[height, width]` if they are not square.
@@ -48,6 +49,7 @@ class ModelSettings:
     head: str = "linear"
     dim: int = 512
     standardize: bool = False
+    rerank: bool = False
     freeze_batch_norm: bool = False
     checkpointing: bool = False
     stored: int | tuple[int, int] = 256
@@ -83,8 +85,8 @@ class BatchSettings:
         chunk: Images in the network at a time, on each rank, so that a batch of thousands takes the memory of
             a few; 0 for all. See `training.gradient_caching`.
         sampler: `group` for `data.GroupSampler`, or a class of your own as `package.module:Class`.
-        neighbors: Nearest classes that each class drawn brings into its batch (HTL), by `data.NeighborSampler`;
-            0 draws all classes at random.
+        neighbors: Nearest classes that each class drawn brings into its batch (HTL); 0 draws all at random.
+            See `data.NeighborSampler`.
 
     >>> BatchSettings(size=180, images_per_class=3).size
     180

@@ -35,7 +35,7 @@ def make_criteria(
     )
     """
     if loss is not None:
-        return nn.ModuleList(copy.deepcopy(loss) for _ in model.heads)
+        return _share_similarity(nn.ModuleList(copy.deepcopy(loss) for _ in model.heads), model)
     arguments = dict(settings)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
@@ -54,7 +54,20 @@ def make_criteria(
             for number, part in enumerate(parts)
         ]
     arguments |= _sizes(name, arguments, sizes, "loss.")
-    return nn.ModuleList(losses.create(name, **arguments) for _ in model.heads)
+    return _share_similarity(nn.ModuleList(losses.create(name, **arguments) for _ in model.heads), model)
+
+
+def _share_similarity(criteria: nn.ModuleList, model: Embedder) -> nn.ModuleList:
+    """Make what a loss learns of pairs a part of the model, if that shall keep it."""
+    if model.pair_similarity is None:
+        return criteria
+    learning = [part for part in criteria.modules() if isinstance(part, losses.PDDM)]
+    if len(learning) != 1 or len(criteria) != 1:
+        raise UserError(
+            "model.rerank=true: needs the loss pddm, and one head: use loss.name='pddm', or leave it out"
+        )
+    learning[0].similarity = model.pair_similarity
+    return criteria
 
 
 def _sizes(name: Any, given: Mapping[str, Any], sizes: Mapping[str, int], prefix: str) -> dict[str, int]:  # noqa: ANN401

@@ -114,7 +114,9 @@ class TrainJob:
         They do by a method `survey(vectors, labels)`, which gets unit vectors [N, D] and classes [N] on the
         device. What they make of them belongs to their state, and is the first rank's on all ranks.
         """
-        sampler = getattr(self.setup.sampler, "sampler", self.setup.sampler)  # that of the images, not of marks
+        sampler = getattr(
+            self.setup.sampler, "sampler", self.setup.sampler
+        )  # that of the images, not of marks
         asking: list[Any] = [
             part for part in (sampler, *self.setup.criteria.modules()) if hasattr(part, "survey")
         ]
