@@ -135,3 +135,13 @@ def pddm(batch, weights, alpha, beta, weight):
         apart = hinge(beta + d_ij - squared(x_i, x_k)) + hinge(beta + d_ij - squared(x_j, x_l))
         terms.append(learned + weight * apart)
     return torch.stack(terms)
+
+
+def is_random_partition(classes, groups, labels, assigned):
+    """Whether DREML's meta-classes are what they must be: whole classes, in groups of equal size."""
+    group_of = {}
+    for label, group in zip(labels, assigned, strict=True):
+        if group_of.setdefault(label, group) != group:
+            return False
+    sizes = [sum(group == one for group in group_of.values()) for one in range(groups)]
+    return len(group_of) == classes and sum(sizes) == classes and max(sizes) - min(sizes) <= 1

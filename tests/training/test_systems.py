@@ -1,5 +1,6 @@
 """The compared systems (METHODS, §11) on a few glyphs: each of them learns."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,14 @@ from firstpage import recipes
 from firstpage.data import glyphs as glyphs_module
 from firstpage.data.framing import Framing
 from firstpage.data.jpeg_store import open_store
-from firstpage.models import Embedder
-from firstpage.training import fit
+from firstpage.data.meta_classes import group_classes
+from firstpage.evaluation import evaluate
+from firstpage.models import Embedder, combine, export_onnx
+from firstpage.runs import open_run
+from firstpage.search import Index
+from firstpage.training import fit, fit_members
 from firstpage.training.job import TrainJob
+from support.system_oracles import is_random_partition
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,3 +93,111 @@ def test_pddm_learns_and_its_similarity_is_saved_with_the_best_model(glyphs, tmp
         train(glyphs, "loss.name=htl", "model.rerank=true")
     with pytest.raises(ValueError, match=r"model\.rerank=true: needs the loss pddm, and one head"):
         train(glyphs, "loss.name=pddm", "model.rerank=true", "model.head=multilevel")
+
+
+DREML = ("loss.name=proxy-nca", "train.members=3", "train.meta_classes=4", "model.dim=8", "schedule.epochs=4")
+
+
+def train_members(glyphs, folder, *changes):
+    pixels, catalog = glyphs
+    recipe = RECIPE.changed([*DREML, *changes])
+    return fit_members(recipe, catalog, folder, device="cpu", pixels=pixels, progress=False)
+
+
+def contents(folder):
+    """All that must not depend on the clock."""
+    found = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "events" not in path.parts
+    }
+    for name in [name for name in found if name.endswith("run.json")]:
+        found[name] = json.loads(found[name])
+        del found[name]["result"]["seconds"], found[name]["result"]["images_per_second"]
+    return found
+
+
+def test_meta_classes_are_random_groups_of_classes_of_equal_size():
+    labels = np.random.default_rng(0).integers(0, 11, 80)
+    labels[:11] = np.arange(11)
+    drawn = [group_classes(labels, 4, seed, member) for seed in range(3) for member in range(4)]
+    assert all(is_random_partition(11, 4, labels.tolist(), groups.tolist()) for groups in drawn)
+    assert len({tuple(groups) for groups in drawn}) == 12
+    assert np.array_equal(drawn[5], group_classes(labels, 4, 1, 1))
+    together = np.mean(
+        [groups[0] == groups[1] for groups in (group_classes(labels, 4, n) for n in range(400))]
+    )
+    assert 0.1 < together < 0.35  # 2 of the 10 others, or fewer, share the group of a class
+    for groups in (1, 12):
+        with pytest.raises(ValueError, match=rf"train\.meta_classes={groups}: must be in 2\.\.11"):
+            group_classes(labels, groups, 0)
+
+
+@pytest.fixture(scope="module")
+def ensemble(glyphs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ensemble") / "run"
+    return folder, train_members(glyphs, folder)
+
+
+def test_dreml_learns_and_is_one_model(glyphs, ensemble, tmp_path):
+    folder, result = ensemble
+    pixels, catalog = glyphs
+    members = [Embedder.load(folder / f"member-{number}") for number in range(3)]
+    vectors = [model.embed(pixels, progress=False) for model in members]
+    together = torch.nn.functional.normalize(torch.cat(vectors, dim=1))
+    loaded = Embedder.load(folder)
+    torch.testing.assert_close(loaded.embed(pixels, progress=False), together)
+    labels = torch.from_numpy(catalog.labels)
+    alone = [evaluate(one, labels).metrics()["P@1"] for one in vectors]
+    assert result.best == evaluate(together, labels).metrics()
+    assert result.best["P@1"] > max(alone)
+    opened = open_run(folder, catalog, device="cpu", cache=tmp_path, progress=False)
+    assert opened.model.dim == 24
+    index = Index.build(tmp_path / "index", loaded, catalog, vectors=together.numpy(), progress=False)
+    assert len(index.search(ids=[0], k=3)[0]) == 3
+    assert export_onnx(loaded, tmp_path / "model.onnx").is_file()
+
+
+def test_dreml_goes_on_where_it_was_killed_and_trains_no_member_again(
+    glyphs, ensemble, tmp_path, monkeypatch
+):
+    folder, _ = ensemble
+    steps, update = [0], TrainJob.update
+
+    def deadly(self, *arguments, **options):
+        steps[0] += 1
+        if steps[0] == 19:  # 12 steps a member: in the second one
+            raise KeyboardInterrupt
+        return update(self, *arguments, **options)
+
+    monkeypatch.setattr(TrainJob, "update", deadly)
+    with pytest.raises(KeyboardInterrupt):
+        train_members(glyphs, tmp_path / "run", "train.checkpoint_every=0")
+    assert not (tmp_path / "run" / "best").exists()
+    again = train_members(glyphs, tmp_path / "run", "train.checkpoint_every=0")
+    assert steps[0] == 19 + 6 + 12  # from the seventh step of the second
+    other = contents(tmp_path / "run")
+    for name, content in contents(folder).items():
+        assert other[name] == content or name.endswith("recipe.toml"), name
+    assert (
+        "was already finished" in train_members(glyphs, tmp_path / "run", "train.checkpoint_every=0").text()
+    )
+    assert steps[0] == 19 + 6 + 12
+    assert again.best == ensemble[1].best
+
+
+def test_what_cannot_be_an_ensemble_leaves_nothing(glyphs, tmp_path):
+    for change, complaint in (
+        ("train.meta_classes=13", r"train\.meta_classes=13: must be in 2\.\.12"),
+        ("loss.name=proxy-nac", r"did you mean 'proxy-nca'"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            train_members(glyphs, tmp_path / "run", change)
+    assert not (tmp_path / "run").exists()
+    models = [Embedder.create(backbone="small", dim=dim, stored=48) for dim in (4, 8)]
+    with pytest.raises(
+        ValueError, match=r"combine: got 2 models; give at least one, all of the same settings"
+    ):
+        combine(models)
+    with pytest.raises(ValueError, match=r"train\.member=3: must be in 0\.\.2, below train\.members"):
+        RECIPE.changed([*DREML, "train.member=3"])

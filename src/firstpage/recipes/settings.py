@@ -239,6 +239,9 @@ class TrainSettings:
         select: The metric that selects the best epoch, such as `P@1` or `MAP@R`.
         fold: Which of the `folds` is held out (`fair`).
         folds: Number of parts the training classes are split into (`fair`).
+        meta_classes: Train on so many random groups of classes (DREML); 0 trains on the classes.
+        members: Networks of an ensemble, trained one after another; see `training.members`.
+        member: Which of them (`fit` trains one); it has its own batches and groups of classes.
         precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
         compile: Compile network, augmentation and loss with `torch.compile`: a minute at the start, then
             twice as fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
@@ -264,6 +267,9 @@ class TrainSettings:
     select: str = "P@1"
     fold: int = 0
     folds: int = 5
+    meta_classes: int = 0
+    members: int = 1
+    member: int = 0
     precision: str = "auto"
     compile: bool = False
     sync_batch_norm: bool = False
@@ -287,12 +293,27 @@ class TrainSettings:
                 raise UserError(f"train.{name}={value!r}: choose one of {', '.join(known)}")
         if not 0 <= self.fold < self.folds:
             raise UserError(f"train.fold={self.fold}: must be in 0..{self.folds - 1}")
+        if not 0 <= self.member < self.members:
+            raise UserError(
+                f"train.member={self.member}: must be in 0..{self.members - 1}, below train.members"
+            )
         if not 0 <= self.ema < 1:
             raise UserError(f"train.ema={self.ema}: must be in [0, 1), such as 0.999")
         for name in ("evaluate_every", "survey_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)}: must be at least 1")
-        _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every", "feedback")
+        _not_negative(
+            "train", self, "meta_classes", "evaluate_steps", "patience", "checkpoint_every", "feedback"
+        )
+
+    @property
+    def batch_seed(self) -> int:
+        """Return the seed of batches, augmentation and losses: another one for each member of an ensemble.
+
+        >>> TrainSettings(seed=7).batch_seed, TrainSettings(seed=7, members=2, member=1).batch_seed
+        (7, 1000010)
+        """
+        return self.seed + 1_000_003 * self.member
 
     @property
     def half(self) -> bool | None:

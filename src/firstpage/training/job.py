@@ -69,7 +69,7 @@ class TrainJob:
         self.eval_model = copy.deepcopy(model) if recipe.train.ema else model
         self.steps = recipe.schedule.epochs * len(setup.sampler)
         half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
-        rows, seed = setup.rows, recipe.train.seed
+        rows, seed = setup.rows, recipe.train.batch_seed
         self.batches = TrainBatches(catalog, rows, setup.labels, pixels, setup.augment, seed, device)
         self.step = TrainStep(
             recipe, model, setup.criteria, setup.memories, half=half, ranks=ranks, marked=setup.marked

@@ -13,6 +13,7 @@ from firstpage._plugins import import_object
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import as_pair
+from firstpage.data.meta_classes import group_classes
 from firstpage.data.neighbor_sampler import NeighborSampler
 from firstpage.data.sampler import GroupSampler
 from firstpage.data.splits import DataSplit
@@ -62,8 +63,8 @@ class TrainSetup:
     Attributes:
         split: The rows of the catalog to train on, to select the best model on, and to test on.
         rows: Rows to draw batches from: those to train on, and after them two for each marked pair of images.
-        labels: [rows] Classes of the training rows, numbered without gaps, for proxies and β. Negative ones
-            are those of marked pairs: see `training.feedback`.
+        labels: [rows] Classes of the training rows, numbered without gaps, for proxies and β, or their
+            groups (`train.meta_classes`). Negative ones are those of marked pairs: see `training.feedback`.
         marked: Number of images of marked pairs at the end of each batch.
         sampler: Plans the global batches.
         augment: Turns stored pixels into network input.
@@ -117,8 +118,9 @@ def prepare(
             "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "
             "use only one of the two"
         )
-    seed = recipe.train.seed
-    split, labels = plan_training(recipe, catalog, readable)
+    seed, groups = recipe.train.batch_seed, recipe.train.meta_classes
+    split, classes = plan_training(recipe, catalog, readable)
+    labels = group_classes(classes, groups, recipe.train.seed, recipe.train.member) if groups else classes
     settings = recipe.augment
     size = model.preprocess.size if settings.size is None else settings.size
     model.backbone.check_size(*as_pair(size))
@@ -144,7 +146,7 @@ def prepare(
         memories.append(memory.to(model.device))
     # A run without epochs draws no batch, so that the data of a baseline need not fill one.
     batch = recipe.batch if recipe.schedule.epochs else replace(recipe.batch, size=2, images_per_class=1)
-    sampler = _make_sampler(batch, labels, seed)
+    sampler = _make_sampler(batch, classes, seed)
     if catalog.marks is None:
         return TrainSetup(split, split.train, labels, sampler, augment, criteria, memories)
     with_marks = MarkedSampler(sampler, len(labels), len(catalog.marks), seed)
