@@ -95,7 +95,7 @@ def fit_members(
         result = Result(
             model,
             best=best,
-            test=best if same else split.test and test(split.test),
+            test=best if same else None if split.test is None else test(split.test),
             epoch=max(result.epoch for result in members),
             history=[{"epoch": recipe.schedule.epochs} | best],
             seconds=sum(result.seconds for result in members),
