@@ -84,10 +84,10 @@ class ClassTree(nn.Module):
         >>> ClassTree(classes=3, levels=4).level(torch.tensor([1]), torch.tensor([0, 1]))
         tensor([[4, 0]])
         """
-        apart = torch.zeros(len(classes), len(others), dtype=torch.long, device=classes.device)
+        apart = torch.zeros(len(classes), len(others), dtype=torch.int16, device=classes.device)
         for nodes in self.nodes[:-1]:  # what is one node at a level is one at all above it
             apart += nodes[classes][:, None] != nodes[others][None, :]
-        return apart
+        return apart.long()
 
     def distance(self, classes: Tensor, others: Tensor) -> Tensor:
         """Return the threshold of that level, d_H [P, Q].

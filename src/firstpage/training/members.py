@@ -1,6 +1,7 @@
 """An ensemble of networks, trained one after another, and kept as one model (DREML)."""
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import Framing
-from firstpage.data.splits import QueryGallery, unreadable_note
+from firstpage.data.splits import DataSplit, QueryGallery, unreadable_note
 from firstpage.data.training_plan import BatchTooLarge, plan_training
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
@@ -21,6 +22,7 @@ from firstpage.training.defaults import complete_recipe
 from firstpage.training.feedback import open_training_pixels
 from firstpage.training.launching import join_ranks
 from firstpage.training.loop import fit
+from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
 from firstpage.training.setup import prepare
 
@@ -85,26 +87,39 @@ def fit_members(
             own = replace(recipe, train=replace(recipe.train, member=member))
             place = None if folder is None else Path(folder, f"member-{member}")
             members.append(fit(own, catalog, place, device=device, pixels=pixels, progress=progress))
-        model = combine([result.model.cpu() for result in members]).to(target)
-
-        def test(rows: QueryGallery) -> dict[str, float]:
-            return ranks.evaluate(model, pixels, catalog.labels, rows, recipe.train.half)
-
-        best = test(split.validation)
-        same = split.test is split.validation
-        result = Result(
-            model,
-            best=best,
-            test=best if same else None if split.test is None else test(split.test),
-            epoch=max(result.epoch for result in members),
-            history=[{"epoch": recipe.schedule.epochs} | best],
-            seconds=sum(result.seconds for result in members),
-            images_per_second=harmonic_mean([result.images_per_second for result in members]),
-            folder=run.path,
-            warnings=unreadable_note(catalog, pixels.ok),
-        )
+            members[-1].model.to(target)  # one that was read is elsewhere
+        result = _combine(members, recipe, catalog, split, pixels, ranks)
+        result.folder = run.path
         if run.path is not None:
             run.log(step=recipe.train.members, **result.history[0])
-            model.save(run.path / "best")
+            result.model.save(run.path / "best")
         result.write(run, recipe.train.protocol)
         return result
+
+
+def _combine(
+    members: Sequence[Result],
+    recipe: Recipe,
+    catalog: Catalog,
+    split: DataSplit,
+    pixels: Pixels,
+    ranks: Ranks,
+) -> Result:
+    """Combine the best models of all runs, and test the whole."""
+    model = combine([member.model for member in members])
+
+    def test(rows: QueryGallery) -> dict[str, float]:
+        return ranks.evaluate(model, pixels, catalog.labels, rows, recipe.train.half)
+
+    best = test(split.validation)
+    same = split.test is split.validation
+    return Result(
+        model,
+        best=best,
+        test=best if same else None if split.test is None else test(split.test),
+        epoch=max(member.epoch for member in members),
+        history=[{"epoch": recipe.schedule.epochs} | best],
+        seconds=sum(member.seconds for member in members),
+        images_per_second=harmonic_mean([member.images_per_second for member in members]),
+        warnings=unreadable_note(catalog, pixels.ok),
+    )
