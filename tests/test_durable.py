@@ -208,6 +208,7 @@ OTHERS = {
     ("runs/folder.py", "open"): "a log that lines are added to",
     ("runs/folder.py", "save"): "marks, which use durable.write",
     ("training/loop.py", "save"): "of Embedder and Checkpoints, which use it",
+    ("training/members.py", "save"): "of Embedder, which uses it",
 }
 WRITERS = {
     *("write_text", "write_bytes", "touch", "fdopen", "mkstemp", "NamedTemporaryFile", "urlretrieve"),

@@ -213,7 +213,7 @@ def _train(
     from firstpage.models.device import resolve_device
     from firstpage.runs.mark_ranks import describe_marks
     from firstpage.runs.run_data import read_data
-    from firstpage.training import fit, fit_folds
+    from firstpage.training import fit, fit_folds, fit_members
     from firstpage.training.defaults import default_recipe
     from firstpage.training.folds import summary
 
@@ -230,10 +230,13 @@ def _train(
         chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
         for note in notes:
             warnings.warn(note, stacklevel=1)
+    if folds and chosen.train.members > 1:
+        raise UserError("--folds: trains single networks: leave it out, or use --set train.members=1")
     if folds:
         text = summary(fit_folds(chosen, catalog, folder, device=device, cache=cache))
     else:
-        text = fit(chosen, catalog, folder, device=device, cache=cache).text()
+        train = fit_members if chosen.train.members > 1 else fit
+        text = train(chosen, catalog, folder, device=device, cache=cache).text()
         if feedback is not None and os.environ.get("RANK", "0") == "0":
             text += f"\n{describe_marks(folder, feedback, device=device, cache=cache)}"
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firstpage.data.neighbor_sampler import NeighborSampler
 from firstpage.data.sampler import GroupSampler
 
 
@@ -255,3 +256,60 @@ def test_plans_online_products_in_under_a_second():
     begin = time.perf_counter()
     sampler.plan(3)
     assert time.perf_counter() - begin < 1
+
+
+def place(label):
+    """Where a class is on a circle: no two others are equally far from it."""
+    return 0.1 * label + 0.001 * label**2
+
+
+def neighbor_sampler(counts, batch_size, per_class, neighbors, seed=0):
+    """A sampler that has been told where its classes are, and their labels."""
+    labels = labels_of(counts)
+    sampler = NeighborSampler(labels, batch_size, per_class, neighbors, seed=seed)
+    angles = torch.from_numpy(place(labels))
+    sampler.survey(torch.stack([angles.cos(), angles.sin()], dim=1), torch.from_numpy(labels))
+    return sampler, labels
+
+
+@given(counts_lists, st.integers(1, 4), st.integers(2, 24), st.integers(1, 4), st.integers(0, 2))
+def test_a_class_brings_its_nearest_into_the_batch(counts, per_class, batch_size, neighbors, epoch):
+    group = [min(per_class, count) for count in counts]
+    if max(group) >= batch_size or sum(group) < batch_size:
+        return
+    sampler, labels = neighbor_sampler(counts, batch_size, per_class, neighbors)
+    sampler.set_epoch(epoch)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    for batch, visits in zip(batches, visits_of(batches, labels), strict=True):
+        assert len(set(batch)) == batch_size
+        classes = [label for label, _ in visits]
+        assert len(set(classes)) == len(classes) >= 2
+        assert all(size == group[label] for label, size in visits[:-1])
+        expected = []
+        while len(expected) < len(classes):  # a class drawn, and those of its nearest that are not there yet
+            drawn = classes[len(expected)]
+            others = sorted(
+                set(range(len(counts))) - {drawn}, key=lambda c, d=drawn: abs(place(c) - place(d))
+            )
+            expected += [drawn, *(c for c in others[:neighbors] if c not in expected)]
+        assert classes == expected[: len(classes)]
+
+
+def test_a_sampler_of_neighbors_resumes_with_them():
+    sampler, labels = neighbor_sampler([6] * 9, 8, 2, 2, seed=3)
+    batches = iter(sampler)
+    first = [next(batches), next(batches)]
+    again = NeighborSampler(labels, 8, 2, 2, seed=3)
+    again.load_state_dict(sampler.state_dict())
+    assert list(again) == list(batches)
+    sampler.set_epoch(0)
+    assert [batch for batch, _ in zip(sampler, first, strict=False)] == first
+    blind = NeighborSampler(labels, 8, 2, 2, seed=3)
+    assert next(iter(blind)) != first[0]  # before a survey, classes are drawn alone
+    with pytest.raises(ValueError, match=r"the state has neighbors=2, this sampler 1"):
+        NeighborSampler(labels, 8, 2, 1, seed=3).load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError, match=r"NeighborSampler\(neighbors=0\): neighbors must be at least 1"):
+        NeighborSampler(labels, 8, 2, 0)
+    with pytest.raises(ValueError, match=r"vectors: 3 rows; the sampler has 54: embed every row"):
+        again.survey(torch.eye(3), torch.arange(3))

@@ -652,7 +652,7 @@ def test_every_row_of_the_tables_has_its_name():
         *("contrastive", "ep", "ephn", "epshn", "hp", "hphn", "batch-all", "rll", "lifted", "npair"),
         *("angular", "npair-angular", "proxy-nca", "histogram", "binomial", "struct-clust", "spectral-clust"),
         *("proxy-anchor", "multi-similarity", "soft-triple", "recall-at-k", "smooth-ap", "roadmap", "circle"),
-        "supcon",
+        *("supcon", "htl", "pddm"),
     }
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from firstpage import cli
 from firstpage.data import Catalog, PixelStore
-from firstpage.models import Embedder, export_onnx
+from firstpage.models import Embedder, combine, export_onnx
 from firstpage.models.pooling import Pooling
 
 
@@ -180,7 +180,7 @@ def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_gives_the_same_vectors_for_any_batch(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = small(standardize=True)
+    model = combine([small(standardize=True), small(standardize=True)])
     path = export_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for count in (1, 5):

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from firstpage import Pairs, losses
-from support import later_oracles, oracles
+from support import later_oracles, oracles, system_oracles
 
 CLASSES, DIM = 4, 5
 
@@ -68,6 +68,27 @@ def _margin_oracle(batch):
     return torch.stack(terms) * batch.query_count / max(1, active)
 
 
+def pddm(**settings):
+    """The loss of PDDM with layers that are not dead at any pair, which would make pairs equally similar."""
+    loss = with_proxies("pddm")(**settings)
+    for name, parameter in loss.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.constant_(parameter, 0.5)
+    return loss
+
+
+def htl(**settings):
+    """The hierarchical triplet loss with the tree of a batch of its own."""
+    loss = losses.create("htl", classes=CLASSES, levels=8, **settings).double()
+    loss.survey(*(part.detach() for part in batch(99, count=20)))
+    return loss
+
+
+def _htl_oracle(one):
+    tree = system_oracles.Tree(*(part.detach() for part in batch(99, count=20)), range(CLASSES), 8)
+    return system_oracles.hierarchical_triplet(one, tree, 0.1)
+
+
 def _named(name, oracle, **settings):
     return Case(lambda **more: losses.create(name, **settings, **more), oracle)
 
@@ -126,6 +147,8 @@ CASES = {
     "spectral-clust": _named(
         "spectral-clust", lambda b: oracles.spectral_clust(b, 1e-3 * b.candidate_count / DIM)
     ),
+    "htl": Case(htl, _htl_oracle),
+    "pddm": Case(pddm, lambda b: system_oracles.pddm(b, pddm().similarity.state_dict(), 0.5, 1.0, 0.5)),
 }
 
 # The losses of METHODS.md, §10. Each is compared with its oracle once that is here, by the same name: a

@@ -97,6 +97,19 @@ def test_three_ranks_with_memory_and_chunks(plain, tmp_path):
     assert losses_of(tmp_path / "run") == pytest.approx(wanted_losses, rel=1e-4)
 
 
+SYSTEMS = (("loss.name=htl", "batch.neighbors=2"), ("loss.name=pddm", "model.rerank=true"))
+
+
+@pytest.mark.parametrize("changes", SYSTEMS, ids=lambda changes: changes[0])
+def test_two_ranks_train_a_system_as_one_process_does(tmp_path, changes):
+    wanted = trained(tmp_path / "plain", *changes)
+    assert job(2, tmp_path / "job", *changes) == [0, 0]
+    found = [torch.load(tmp_path / "job" / f"{rank}.pt") for rank in range(2)]
+    assert all(torch.equal(found[1]["weights"][name], value) for name, value in found[0]["weights"].items())
+    torch.testing.assert_close(found[0]["weights"], wanted["weights"], rtol=1e-3, atol=1e-5)
+    assert losses_of(tmp_path / "job" / "run") == pytest.approx(losses_of(tmp_path / "plain"), rel=1e-4)
+
+
 EVERYTHING = (
     "model.freeze_batch_norm=false",
     "model.head=multilevel",

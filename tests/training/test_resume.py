@@ -62,6 +62,8 @@ RECIPES = {  # each has another kind of state to lose
         "schedule.head_epochs=1",
     ],
     "proxies": ["loss.name=proxy-nca", "optimizer.name=sgd", "optimizer.clip=0.5", "batch.chunk=8"],
+    "htl": ["loss.name=htl", "batch.neighbors=1", "train.survey_every=2"],
+    "pddm": ["loss.name=pddm", "model.rerank=true", "train.ema=0.8"],
     "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
     "cascade": [
         "schedule.epochs=2",
@@ -174,6 +176,10 @@ def unbroken(tmp_path_factory):
         ("margin", [("AdamW", 5), ("AdamW", 4), ("fsync", 5)]),
         # before the first checkpoint; between a checkpoint's being whole and having its name
         ("proxies", [("SGD", 2), ("replace", 6), ("SGD", 8)]),
+        # after the tree was built, before and after it is built again
+        ("htl", [("AdamW", 6), ("AdamW", 8)]),
+        # with parameters that belong to the loss and to the model
+        ("pddm", [("AdamW", 5)]),
         # after an evaluation that was no better
         ("patience", [("AdamW", 5)]),
         ("cascade", [("AdamW", 5)]),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from firstpage.data.catalog import Catalog, VerificationPairs
     from firstpage.data.face_alignment import align_faces
     from firstpage.data.jpeg_store import JpegStore
+    from firstpage.data.neighbor_sampler import NeighborSampler
     from firstpage.data.readers import describe, kinds, read
     from firstpage.data.sampler import GroupSampler
     from firstpage.data.store import PixelStore
@@ -30,6 +31,7 @@ __all__ = [
     "Catalog",
     "GroupSampler",
     "JpegStore",
+    "NeighborSampler",
     "PixelStore",
     "Stream",
     "VerificationPairs",
@@ -46,6 +48,7 @@ __getattr__ = lazy(
         "Catalog": "firstpage.data.catalog",
         "GroupSampler": "firstpage.data.sampler",
         "JpegStore": "firstpage.data.jpeg_store",
+        "NeighborSampler": "firstpage.data.neighbor_sampler",
         "PixelStore": "firstpage.data.store",
         "Stream": "firstpage.data.stream",
         "VerificationPairs": "firstpage.data.catalog",

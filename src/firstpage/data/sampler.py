@@ -130,7 +130,7 @@ class GroupSampler(Sampler[list[int]]):
         lengths = self._counts[keys // span]
         owner, inside = _ragged(lengths)
         images = self._rows[self._starts[keys // span][owner] + inside]
-        order = np.lexsort((_hash(self.seed, (keys % span)[owner], images), owner))
+        order = np.lexsort((hash_numbers(self.seed, (keys % span)[owner], images), owner))
         firsts = np.cumsum(lengths) - lengths
         # The last turn of a cycle reaches back, so that it is a full group that ends with the last image.
         counts, group = self._counts[classes], self._group[classes]
@@ -187,7 +187,7 @@ class GroupSampler(Sampler[list[int]]):
         open_classes = open_passes = np.empty(0, np.int64)  # of a batch that the last pass left unfinished
         batches, number = 0, 0
         while batches < len(self):
-            order = self._deferred(np.argsort(_hash(self.seed, epoch, number, every)), open_classes)
+            order = self._deferred(np.argsort(hash_numbers(self.seed, epoch, number, every)), open_classes)
             classes = np.concatenate([open_classes, order])
             passes = np.concatenate([open_passes, np.full(len(order), number)])
             taken = self._group[classes]
@@ -245,8 +245,12 @@ def _ragged(lengths: _Ints) -> tuple[_Ints, _Ints]:
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def _hash(*parts: int | _Ints) -> NDArray[np.uint64]:
-    """A pseudo-random number for each tuple: the mixing function of SplitMix64, applied part by part."""
+def hash_numbers(*parts: int | _Ints) -> NDArray[np.uint64]:
+    """Return a pseudo-random number for each tuple: the mixing function of SplitMix64, part by part.
+
+    >>> hash_numbers(0, np.arange(2)).tolist()
+    [12035550249420947055, 627405149472732430]
+    """
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = (state ^ np.asarray(part).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)

@@ -27,12 +27,15 @@ from firstpage.losses.diversity import (
     divergence,
 )
 from firstpage.losses.ensemble import Ensemble
+from firstpage.losses.hierarchical_triplet import HierarchicalTriplet, hierarchical_triplet
 from firstpage.losses.histogram import Histogram, histogram
 from firstpage.losses.lifted_structure import LiftedStructure, lifted_structure
 from firstpage.losses.margin import Margin, margin
 from firstpage.losses.multi_similarity import MultiSimilarity, multi_similarity
 from firstpage.losses.nca import NCA, nca
 from firstpage.losses.npair import NPair, npair
+from firstpage.losses.pair_similarity import PairSimilarity
+from firstpage.losses.pddm import PDDM, pddm
 from firstpage.losses.proxies import ProxyLoss
 from firstpage.losses.proxy_anchor import ProxyAnchor, proxy_anchor
 from firstpage.losses.proxy_nca import ProxyNCA, proxy_nca
@@ -50,6 +53,7 @@ from firstpage.losses.triplet import Triplet, triplet
 
 __all__ = [
     "NCA",
+    "PDDM",
     "ActivationDiversity",
     "AdversarialDiversity",
     "Angular",
@@ -59,6 +63,7 @@ __all__ = [
     "Contrastive",
     "Divergence",
     "Ensemble",
+    "HierarchicalTriplet",
     "Histogram",
     "LiftedStructure",
     "Loss",
@@ -66,6 +71,7 @@ __all__ = [
     "MinedLoss",
     "MultiSimilarity",
     "NPair",
+    "PairSimilarity",
     "ProxyAnchor",
     "ProxyLoss",
     "ProxyNCA",
@@ -89,6 +95,7 @@ __all__ = [
     "describe",
     "describe_settings",
     "divergence",
+    "hierarchical_triplet",
     "histogram",
     "lifted_structure",
     "margin",
@@ -96,6 +103,7 @@ __all__ = [
     "names",
     "nca",
     "npair",
+    "pddm",
     "proxy_anchor",
     "proxy_nca",
     "ranked_list",

@@ -17,12 +17,14 @@ from firstpage.losses.binomial_deviance import BinomialDeviance
 from firstpage.losses.circle import Circle
 from firstpage.losses.combined import Combined
 from firstpage.losses.contrastive import Contrastive
+from firstpage.losses.hierarchical_triplet import HierarchicalTriplet
 from firstpage.losses.histogram import Histogram
 from firstpage.losses.lifted_structure import LiftedStructure
 from firstpage.losses.margin import Margin
 from firstpage.losses.multi_similarity import MultiSimilarity
 from firstpage.losses.nca import NCA
 from firstpage.losses.npair import NPair
+from firstpage.losses.pddm import PDDM
 from firstpage.losses.proxy_anchor import ProxyAnchor
 from firstpage.losses.proxy_nca import ProxyNCA
 from firstpage.losses.ranked_list import RankedList
@@ -98,6 +100,8 @@ _ROWS: dict[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "binomial": (BinomialDeviance, {}),
     "struct-clust": (StructuredClustering, {}),
     "spectral-clust": (SpectralClustering, {}),
+    "htl": (HierarchicalTriplet, {}),
+    "pddm": (PDDM, {}),
     "proxy-anchor": (ProxyAnchor, {}),
     "multi-similarity": (MultiSimilarity, {}),
     "soft-triple": (SoftTriple, {}),

@@ -33,16 +33,19 @@ def triplet(pairs: Pairs, mined: Mined, form: Form = "cosine", margin: float = 0
     positive, negative = mined.of_positives(score), mined.of_negatives(score)
     if mined.paired:
         return masked_mean((negative - positive + margin).relu(), mined.comparable)
-    violation = _sum_of_hinges(positive - margin, negative, mined.negative_mask)  # [Q, M]
+    violation = sum_of_hinges(positive - margin, negative, mined.negative_mask)  # [Q, M]
     triplets = mined.positive_mask.sum(dim=1) * mined.negative_mask.sum(dim=1)
     return masked_sum(violation, mined.positive_mask) / triplets.clamp_min(1)
 
 
-def _sum_of_hinges(bound: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
+def sum_of_hinges(bound: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
     """[Q, M]: Σ_k [negative_k − bound]₊ for every bound, without a [Q, M, K] tensor.
 
     The negatives above a bound are the tail of the sorted row: their sum less as many bounds. The running
     sums are in float64, because the difference of two large ones is what is wanted.
+
+    >>> sum_of_hinges(torch.tensor([[0.5]]), torch.tensor([[0.75, 1.0, 0.0, 9.0]]), torch.arange(4) < 3)
+    tensor([[0.7500]])
     """
     ordered = negative.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True).values
     finite = torch.where(ordered > -torch.inf, ordered, 0.0).double()

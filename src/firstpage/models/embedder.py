@@ -25,6 +25,7 @@ from firstpage.data.framing import Framing, Size, as_pair
 from firstpage.data.pixel_batch import PixelBatch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
+from firstpage.losses.pair_similarity import PairSimilarity
 from firstpage.models import backbones
 from firstpage.models.heads import Attention, Head, concatenate_learners
 from firstpage.pairs import unit
@@ -68,6 +69,7 @@ class Embedder(nn.Module):
         attention: The masks of an `attention` head.
         dim: Dimensions of the embedding.
         framing: How an image becomes stored pixels.
+        pair_similarity: The learned similarity of two embeddings, with the setting `rerank`.
 
     >>> model = Embedder.create(backbone="small", dim=16, stored=48, crop=48)
     >>> model(torch.zeros(2, 3, 48, 48)).shape
@@ -107,6 +109,7 @@ class Embedder(nn.Module):
                     "choose another head, or a network such as resnet50"
                 )
             self.attention = Attention(self.backbone.widths[1], len(dims))
+        self.pair_similarity = PairSimilarity(self.dim) if settings.rerank else None
         if settings.freeze_batch_norm:
             backbones.freeze_batch_norm(self.backbone)
 

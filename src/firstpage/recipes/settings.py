@@ -35,6 +35,7 @@ class ModelSettings:
             a `multilevel` head are concatenated as they are.
         standardize: Add a batch norm without scale after the head. A network with random weights maps all
             images to nearly one point, where losses with a hinge have no gradient; this moves them apart.
+        rerank: Save the similarity that the loss `pddm` learns, to order the first results of a search by it.
         freeze_batch_norm: Do not update the batch norms of a pretrained network; best on small data.
         checkpointing: Recompute activations in the backward pass, to save memory.
         stored: Side of the stored images, in pixels, or their `[height, width]` if they are not square.
@@ -56,6 +57,7 @@ class ModelSettings:
     dim: int = 512
     learners: tuple[int, ...] = ()
     standardize: bool = False
+    rerank: bool = False
     freeze_batch_norm: bool = False
     checkpointing: bool = False
     stored: int | tuple[int, int] = 256
@@ -143,6 +145,8 @@ class BatchSettings:
         chunk: Images in the network at a time, on each rank, so that a batch of thousands takes the memory of
             a few; 0 for all. See `training.gradient_caching`.
         sampler: `group` for `data.GroupSampler`, or a class of your own as `package.module:Class`.
+        neighbors: Nearest classes that each class drawn brings into its batch (HTL); 0 draws all at random.
+            See `data.NeighborSampler`.
 
     >>> BatchSettings(size=180, images_per_class=3).size
     180
@@ -153,6 +157,7 @@ class BatchSettings:
     oversample: bool = False
     chunk: int = 0
     sampler: str = "group"
+    neighbors: int = 0
 
     @property
     def images(self) -> int:
@@ -164,7 +169,7 @@ class BatchSettings:
         return 128 if self.size is None else self.size
 
     def __post_init__(self) -> None:
-        _not_negative("batch", self, "chunk")
+        _not_negative("batch", self, "chunk", "neighbors")
 
 
 @dataclass(frozen=True)
@@ -294,6 +299,9 @@ class TrainSettings:
         select: The metric that selects the best epoch, such as `P@1` or `MAP@R`.
         fold: Which of the `folds` is held out (`fair`).
         folds: Number of parts the training classes are split into (`fair`).
+        meta_classes: Train on so many random groups of classes (DREML); 0 trains on the classes.
+        members: Networks of an ensemble, trained one after another; see `training.members`.
+        member: Which of them (`fit` trains one); it has its own batches and groups of classes.
         precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
         compile: Compile network, augmentation and loss with `torch.compile`: a minute at the start, then
             twice as fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
@@ -305,6 +313,8 @@ class TrainSettings:
         evaluate_every: Epochs between evaluations.
         evaluate_steps: Steps between evaluations, instead of epochs; 0 goes by epochs.
         patience: Evaluations without improvement before stopping early; 0 never stops.
+        survey_every: Epochs between embeddings of all training images, for what goes by them: the tree of the
+            loss `htl`, and `batch.neighbors`.
         checkpoint_every: Minutes between checkpoints; 0 for every step.
         feedback: Weight of the loss of marked pairs, beside that of the recipe, if there are marks.
 
@@ -317,6 +327,9 @@ class TrainSettings:
     select: str = "P@1"
     fold: int = 0
     folds: int = 5
+    meta_classes: int = 0
+    members: int = 1
+    member: int = 0
     precision: str = "auto"
     compile: bool = False
     sync_batch_norm: bool = False
@@ -326,6 +339,7 @@ class TrainSettings:
     evaluate_every: int = 1
     evaluate_steps: int = 0
     patience: int = 0
+    survey_every: int = 1
     checkpoint_every: float = 5.0
     feedback: float = 1.0
 
@@ -339,11 +353,27 @@ class TrainSettings:
                 raise UserError(f"train.{name}={value!r}: choose one of {', '.join(known)}")
         if not 0 <= self.fold < self.folds:
             raise UserError(f"train.fold={self.fold}: must be in 0..{self.folds - 1}")
+        if not 0 <= self.member < self.members:
+            raise UserError(
+                f"train.member={self.member}: must be in 0..{self.members - 1}, below train.members"
+            )
         if not 0 <= self.ema < 1:
             raise UserError(f"train.ema={self.ema}: must be in [0, 1), such as 0.999")
-        if self.evaluate_every < 1:
-            raise UserError(f"train.evaluate_every={self.evaluate_every}: must be at least 1")
-        _not_negative("train", self, "evaluate_steps", "patience", "checkpoint_every", "feedback")
+        for name in ("evaluate_every", "survey_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name}={getattr(self, name)}: must be at least 1")
+        _not_negative(
+            "train", self, "meta_classes", "evaluate_steps", "patience", "checkpoint_every", "feedback"
+        )
+
+    @property
+    def batch_seed(self) -> int:
+        """Return the seed of batches, augmentation and losses: another one for each member of an ensemble.
+
+        >>> TrainSettings(seed=7).batch_seed, TrainSettings(seed=7, members=2, member=1).batch_seed
+        (7, 1000010)
+        """
+        return self.seed + 1_000_003 * self.member
 
     @property
     def half(self) -> bool | None:

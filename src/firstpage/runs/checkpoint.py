@@ -163,7 +163,10 @@ class Checkpoints:
 def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
     """Return the value as JSON can represent it; its tensors are collected by name."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous()
+        tensor = value.detach().cpu().contiguous()
+        # Safetensors refuses memory that two parts share, such as parameters of both the loss and the model.
+        shared = any(tensor.data_ptr() == other.data_ptr() for other in tensors.values())
+        tensors[name] = tensor.clone() if shared else tensor
         return {"tensor": name, "stride": value.stride()}
     if isinstance(value, Mapping):  # as a list, since JSON would turn numbers into strings
         return {"dict": [[key, _plain(part, f"{name}/{key}", tensors)] for key, part in value.items()]}

@@ -29,6 +29,7 @@ from firstpage.search.index_folder import MODEL, Manifest, column_names, find_da
 from firstpage.search.match import Match
 from firstpage.search.milvus_mirror import MilvusMirror
 from firstpage.search.neighbor_file import NeighborSearch
+from firstpage.search.reranking import rerank_results
 from firstpage.search.segment import Rows, image_path, path_hash
 from firstpage.search.vectors import Vectors, leave_out
 
@@ -172,6 +173,7 @@ class Index:
         where: str | None = None,
         average: bool = False,
         min_precision: float | None = None,
+        rerank: int = 0,
     ) -> list[list[Match]]:
         """Return the most similar images of each query, the best first.
 
@@ -182,13 +184,17 @@ class Index:
             where: A filter on labels and columns, such as `label == 'mug' and price < 20`.
             average: Search once, by the mean of all queries.
             min_precision: Leave out results below the score from which on this share of them is right.
+            rerank: Order so many of the best results by the similarity that the model learned, with
+                `model.rerank`, and return the first k of them. Their scores are cosines all the same.
 
         Raises:
             UserError: An image cannot be decoded, an id is not in the index, or the filter is not valid; or
-                the model was not calibrated, or not to such a precision.
+                the model was not calibrated, or not to such a precision, or has learned no similarity.
         """
         if k < 1:
             raise UserError(f"k={k}: must be at least 1")
+        if rerank < 0:
+            raise UserError(f"rerank={rerank}: must not be negative; 0 leaves the order of the cosine")
         least = -2.0 if min_precision is None else self._threshold(min_precision)
         rows = self._vectors.rows_of(ids)
         parts = [self._vectors.decode(rows)] if len(rows) else []
@@ -202,7 +208,10 @@ class Index:
         own = torch.from_numpy(np.concatenate([np.full(len(vectors) - len(rows), -1), rows]))
         if average:
             vectors, own = unit(vectors.mean(dim=0, keepdim=True)), torch.tensor([-1])
-        nearest = leave_out(*self._nearest(vectors, k + int((own >= 0).any()), where), own)
+        most = max(k, rerank)
+        nearest = leave_out(*self._nearest(vectors, most + int((own >= 0).any()), where), own)
+        if rerank:
+            nearest = rerank_results(self.model, self._vectors, vectors, *nearest, rerank)
         scores, found = (part[:, :k].numpy() for part in nearest)
         same = (
             np.full(scores.shape, None) if self.calibration is None else self.calibration.probability(scores)

@@ -100,6 +100,7 @@ def search_many(
     average: bool = False,
     where: str | None = None,
     min_precision: float | None = None,
+    rerank: int = 0,
     progress: bool = True,
 ) -> Iterator[Answer]:
     """Search for any number of images, folders of images and ids, in batches, and yield the answers in order.
@@ -115,6 +116,7 @@ def search_many(
         average: Search once, by the mean of all queries.
         where: A filter; see `Index.search`.
         min_precision: See `Index.search`.
+        rerank: See `Index.search`.
         progress: Show a progress bar, if there are many.
 
     Raises:
@@ -140,7 +142,13 @@ def search_many(
                 try:
                     images = [file if box is None else crop_image(file, box) for file, _ in some]
                     found = index.search(
-                        images, k, ids=numbers, where=where, average=average, min_precision=min_precision
+                        images,
+                        k,
+                        ids=numbers,
+                        where=where,
+                        average=average,
+                        min_precision=min_precision,
+                        rerank=rerank,
                     )
                     break
                 except Unreadable as error:  # decoding all of them before would take twice as long

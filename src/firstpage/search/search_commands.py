@@ -43,6 +43,9 @@ def search_index(
             help="Leave out results below the score from which on this share is right, such as 0.95."
         ),
     ] = None,
+    rerank: Annotated[
+        int, typer.Option(help="Order so many results by what the loss pddm learned, such as 100.")
+    ] = 0,
     duplicates: Annotated[
         bool, typer.Option("--duplicates", help="List near-duplicates and likely label errors instead.")
     ] = False,
@@ -63,7 +66,7 @@ def search_index(
         raise UserError("search: name an image, a folder of them, or an id with --id")
     opened = Index.open(index)
     if duplicates:
-        if queries or ids or where or average or box or min_precision:
+        if queries or ids or where or average or box or min_precision or rerank:
             raise UserError(
                 "search --duplicates: compares all images of the index: leave out queries and filters"
             )
@@ -80,6 +83,7 @@ def search_index(
         "where": where,
         "average": average,
         "min_precision": min_precision,
+        "rerank": rerank,
     }
     answers: list[Answer] = []
     for answer in search_many(opened, queries or [], k, **options):  # type: ignore[arg-type]

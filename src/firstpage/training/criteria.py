@@ -45,7 +45,9 @@ def make_criteria(
     else:
         parts = [_make_loss(settings, classes, images, dim) for dim in model.level_dims]
     diversity = losses.create_diversity(chosen.diversity, model.level_dims, chosen.margin)
-    return losses.Ensemble(parts, chosen.rule, chosen.shares, diversity, chosen.weight)  # type: ignore[arg-type]
+    criteria = losses.Ensemble(parts, chosen.rule, chosen.shares, diversity, chosen.weight)  # type: ignore[arg-type]
+    _share_similarity(criteria, model)
+    return criteria
 
 
 def _make_loss(settings: Mapping[str, Any], classes: int, images: int, dim: int) -> nn.Module:
@@ -69,6 +71,18 @@ def _make_loss(settings: Mapping[str, Any], classes: int, images: int, dim: int)
         ]
     arguments |= _sizes(name, arguments, sizes, "loss.")
     return losses.create(name, **arguments)
+
+
+def _share_similarity(criteria: losses.Ensemble, model: Embedder) -> None:
+    """Make what a loss learns of pairs a part of the model, if that shall keep it."""
+    if model.pair_similarity is None:
+        return
+    learning = [part for part in criteria.modules() if isinstance(part, losses.PDDM)]
+    if len(learning) != 1 or len(criteria.losses) != 1:
+        raise UserError(
+            "model.rerank=true: needs the loss pddm, and one head: use loss.name='pddm', or leave it out"
+        )
+    learning[0].similarity = model.pair_similarity
 
 
 def _sizes(name: Any, given: Mapping[str, Any], sizes: Mapping[str, int], prefix: str) -> dict[str, int]:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,7 @@ class TrainJob:
         self.eval_model = copy.deepcopy(model) if recipe.train.ema else model
         self.steps = recipe.schedule.epochs * len(setup.sampler)
         half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
-        rows, seed = setup.rows, recipe.train.seed
+        rows, seed = setup.rows, recipe.train.batch_seed
         self.batches = TrainBatches(catalog, rows, setup.labels, pixels, setup.augment, seed, device)
         self.step = TrainStep(
             recipe, model, setup.criteria, setup.memories, half=half, ranks=ranks, marked=setup.marked
@@ -96,6 +97,9 @@ class TrainJob:
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the model to training mode; the backbone is trained after `schedule.head_epochs`."""
+        begun = self.state.step > (epoch - 1) * len(self.setup.sampler)
+        if not begun and (epoch - 1) % self.recipe.train.survey_every == 0:  # a resumed epoch has had it
+            self.survey()
         self.model.train()
         head_epochs = self.recipe.schedule.head_epochs
         for parameter in self._backbone:
@@ -103,6 +107,28 @@ class TrainJob:
         if self.recipe.train.compile and head_epochs and epoch == head_epochs + 1:
             self.optimizer.zero_grad(set_to_none=True)
             torch.compiler.reset()  # torch 2.11 does not notice that parameters begin to be trained
+
+    def survey(self) -> None:
+        """Show all training images, embedded, to the sampler and the losses that ask for them.
+
+        They do by a method `survey(vectors, labels)`, which gets unit vectors [N, D] and classes [N] on the
+        device. What they make of them belongs to their state, and is the first rank's on all ranks.
+        """
+        sampler = getattr(
+            self.setup.sampler, "sampler", self.setup.sampler
+        )  # that of the images, not of marks
+        asking: list[Any] = [
+            part for part in (sampler, *self.setup.criteria.modules()) if hasattr(part, "survey")
+        ]
+        if not asking:
+            return
+        rows = self.setup.split.train
+        self.ranks.broadcast_tensors(self.model.buffers())  # each rank has its own batch norm statistics
+        vectors = self.ranks.embed(self.model, self.pixels, rows, self.step.half)
+        for part in asking:
+            part.survey(vectors, self.batches.labels[: len(rows)])
+        self.ranks.broadcast_tensors(self.setup.criteria.buffers())
+        self.setup.sampler.load_state_dict(self.ranks.broadcast(self.setup.sampler.state_dict()))
 
     @property
     def lr(self) -> float:

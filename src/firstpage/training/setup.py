@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,8 @@ from firstpage._plugins import import_object
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import as_pair
+from firstpage.data.meta_classes import group_classes
+from firstpage.data.neighbor_sampler import NeighborSampler
 from firstpage.data.sampler import GroupSampler
 from firstpage.data.splits import DataSplit
 from firstpage.data.training_plan import plan_training
@@ -34,6 +37,8 @@ class BatchSampler(Protocol):
 
     A class of your own is created as
     `MySampler(labels, batch_size, images_per_class, oversample=..., seed=...)`.
+
+    It may also have `survey(vectors, labels)`, and so may a loss: see `TrainJob.survey`.
     """
 
     @property
@@ -59,8 +64,8 @@ class TrainSetup:
     Attributes:
         split: The rows of the catalog to train on, to select the best model on, and to test on.
         rows: Rows to draw batches from: those to train on, and after them two for each marked pair of images.
-        labels: [rows] Classes of the training rows, numbered without gaps, for proxies and β. Negative ones
-            are those of marked pairs: see `training.feedback`.
+        labels: [rows] Classes of the training rows, numbered without gaps, for proxies and β, or their
+            groups (`train.meta_classes`). Negative ones are those of marked pairs: see `training.feedback`.
         marked: Number of images of marked pairs at the end of each batch.
         sampler: Plans the global batches.
         augment: Turns stored pixels into network input.
@@ -114,8 +119,9 @@ def prepare(
             "train.sync_batch_norm=true: with batch.chunk there is no whole batch to take statistics of: "
             "use only one of the two"
         )
-    seed = recipe.train.seed
-    split, labels = plan_training(recipe, catalog, readable)
+    seed, groups = recipe.train.batch_seed, recipe.train.meta_classes
+    split, classes = plan_training(recipe, catalog, readable)
+    labels = group_classes(classes, groups, recipe.train.seed, recipe.train.member) if groups else classes
     settings = recipe.augment
     size = model.preprocess.size if settings.size is None else settings.size
     model.backbone.check_size(*as_pair(size))
@@ -131,8 +137,8 @@ def prepare(
         fused=recipe.train.compile,
     )
     with seeded(model.device, "plan", seed):  # proxies start with the same values however often it is called
-        classes = int(labels.max()) + 1
-        criteria = make_criteria(recipe.loss, model, classes, len(catalog), loss, recipe.ensemble)
+        count = int(labels.max()) + 1
+        criteria = make_criteria(recipe.loss, model, count, len(catalog), loss, recipe.ensemble)
         criteria.to(model.device)
     memories = []
     for part, dim in zip(criteria, model.level_dims, strict=True) if recipe.memory.size else ():
@@ -141,7 +147,7 @@ def prepare(
         memories.append(memory.to(model.device))
     # A run without epochs draws no batch, so that the data of a baseline need not fill one.
     batch = recipe.batch if recipe.schedule.epochs else replace(recipe.batch, size=2, images_per_class=1)
-    sampler = _make_sampler(batch, labels, seed)
+    sampler = _make_sampler(batch, classes, seed)
     if catalog.marks is None:
         return TrainSetup(split, split.train, labels, sampler, augment, criteria, memories)
     with_marks = MarkedSampler(sampler, len(labels), len(catalog.marks), seed)
@@ -152,7 +158,8 @@ def prepare(
 
 def _make_sampler(settings: BatchSettings, labels: NDArray[np.int64], seed: int) -> BatchSampler:
     if settings.sampler == "group":
-        kind: Any = GroupSampler
+        neighbors = settings.neighbors
+        kind: Any = partial(NeighborSampler, neighbors=neighbors) if neighbors else GroupSampler
     elif ":" in settings.sampler:
         kind = import_object(settings.sampler, "batch.sampler")
     else:

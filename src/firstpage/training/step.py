@@ -36,7 +36,7 @@ class TrainStep:
 
     Attributes:
         levels: The embeddings [B, D] of the last global batch but its marked pairs, one tensor a level.
-        parameters: Those of the model.
+        parameters: Those of the model, but for those of the losses.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=32, crop=32)
     >>> from firstpage.losses import NCA
@@ -63,7 +63,9 @@ class TrainStep:
         self.levels: list[Tensor] = []
         self._marked = marked
         self._device = model.device
-        self.parameters = list(model.parameters())  # listed once: a network of many parts is slow to walk
+        # Listed once: a network of many parts is slow to walk. What a loss learns may be a part of the model.
+        learned = set(criteria.parameters())
+        self.parameters = [parameter for parameter in model.parameters() if parameter not in learned]
         compiled = recipe.train.compile
         whole = recipe.batch.chunk == 0
         self._network = compile_network(model.raw, self._device, cuda_graphs=whole) if compiled else model.raw
