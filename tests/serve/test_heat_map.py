@@ -29,8 +29,15 @@ def shaken(**settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"head": "none"}, {"head": "multilevel"}, {"standardize": True}],
-    ids=["linear", "none", "multilevel", "standardize"],
+    [
+        {},
+        {"head": "none"},
+        {"head": "multilevel"},
+        {"standardize": True},
+        {"head": "split", "learners": (6, 10)},
+        {"head": "attention", "learners": (8, 8)},
+    ],
+    ids=["linear", "none", "multilevel", "standardize", "split", "attention"],
 )
 def test_with_average_pooling_the_parts_add_up_to_the_cosine(settings):
     model = shaken(**settings)
@@ -66,7 +73,10 @@ def test_gradients_agree_with_the_exact_parts_where_both_hold(monkeypatch):
     torch.testing.assert_close(other.result, exact.result)
 
 
-@pytest.mark.parametrize("settings", [{"head": "mlp"}, {"layer_norm": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"head": "mlp"}, {"layer_norm": True}, {"head": "split", "learners": (6, 10), "pooling": "max"}],
+)
 def test_what_is_not_linear_is_not_called_exact(settings):
     maps = compare_images(shaken(**settings), picture(1), picture(2))
     assert not maps.exact
