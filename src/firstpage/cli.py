@@ -146,9 +146,9 @@ def _demo(
         app(["serve", str(out / "index")], standalone_mode=False)
 
 
-_LISTS = {"backbones": "firstpage.models.backbones", "tables": "firstpage.compare"} | {
-    name: f"firstpage.{name}" for name in ("losses", "figures", "recipes", "data")
-}
+_LISTS = {
+    name: f"firstpage.{name}" for name in ("losses", "backbones", "figures", "recipes", "tables", "data")
+} | {"backbones": "firstpage.models.backbones", "tables": "firstpage.compare"}
 _NO_DATA = "--data: name the data to train on: a folder with one folder of images per class, or a table"
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 
