@@ -302,7 +302,7 @@ def test_list_has_a_sentence_for_every_name(capsys, what, names):
         (["train", "--data", "{birds}", "--set", "loss.name=tokp"], "firstpage list losses"),
         (["train", "--data", "{birds}", "--set", "model.backbone=resnet52"], "firstpage list backbones"),
         (["figures", "sphere"], "firstpage list figures"),
-        (["list", "loses"], "losses, backbones, figures, recipes, data"),
+        (["list", "loses"], "losses, backbones, figures, recipes, tables, data"),
     ],
     ids=["loss", "backbone", "figure", "list"],
 )

@@ -148,9 +148,9 @@ def _demo(
         app(["serve", str(out / "index")], standalone_mode=False)
 
 
-_LISTS = {"losses": "firstpage.losses", "backbones": "firstpage.models.backbones"} | {
-    name: f"firstpage.{name}" for name in ("figures", "recipes", "data")
-}
+_LISTS = {
+    name: f"firstpage.{name}" for name in ("losses", "backbones", "figures", "recipes", "tables", "data")
+} | {"backbones": "firstpage.models.backbones", "tables": "firstpage.compare"}
 _NO_DATA = "--data: name the data to train on: a folder with one folder of images per class, or a table"
 _SET = "section.key=value; repeatable. firstpage recipe lists all keys."
 
@@ -179,7 +179,9 @@ def _recipe(
 
 
 @app.command("list")
-def _list(what: Annotated[str, typer.Argument(help="losses, backbones, figures, recipes or data.")]) -> None:
+def _list(
+    what: Annotated[str, typer.Argument(help="losses, backbones, figures, recipes, tables or data.")],
+) -> None:
     """List what there is to choose from, with a sentence about each."""
     if what not in _LISTS:
         raise UserError(f"list {what!r}: choose one of {', '.join(_LISTS)}")

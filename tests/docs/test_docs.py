@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firstpage import data, figures, losses, recipes
+from firstpage import compare, data, figures, losses, recipes
 from firstpage.models import backbones
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,7 @@ def test_tables_of_figures_datasets_and_backbones_are_complete():
     assert set(figures.names()) <= first_column("docs/evaluation.md")
     assert set(data.kinds()) <= first_column("docs/data.md")
     assert {*backbones.names(), *recipes.names()} <= set(named(text("docs/recipes.md")))
+    assert set(compare.names()) <= first_column("docs/recipes.md")
 
 
 def test_contributing_lists_every_package():

@@ -9,12 +9,13 @@ from firstpage._terminal import print_text
 
 
 def compare_methods(
-    table: Annotated[Path, typer.Argument(help="TOML file of a table.")],
+    table: Annotated[str, typer.Argument(help="TOML file, or the name of a table: firstpage list tables.")],
     data: Annotated[str, typer.Option(help="Folder, table or name of the data.")],
     out: Annotated[Path | None, typer.Option(help="Folder of results. Defaults to results/TABLE.")] = None,
     seeds: Annotated[int, typer.Option(help="Trainings of each method.")] = 1,
     protocols: Annotated[
-        list[str] | None, typer.Option("--protocol", help="paper or fair; repeatable. Defaults to paper.")
+        list[str] | None,
+        typer.Option("--protocol", help="paper or fair; repeatable. Defaults to the table's."),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option("--max-minutes", help="Stop then; the next call goes on from there.")
@@ -30,22 +31,17 @@ def compare_methods(
 
     Finished trainings are not repeated: run it again to go on.
     """
-    from dataclasses import replace
-
     from firstpage.compare.cells import run_cells
     from firstpage.compare.rendering import to_markdown, write_pages
     from firstpage.compare.summary import summarize
-    from firstpage.compare.tables import Table
+    from firstpage.compare.tables import find
     from firstpage.errors import UserError
     from firstpage.runs.run_data import read_data
 
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    chosen = Table.read(table)
-    if changes:
-        rows = tuple(replace(row, recipe=row.recipe.changed(changes)) for row in chosen.rows)
-        chosen = replace(chosen, rows=rows)
-    folder, asked = out or Path("results", table.stem), protocols or ["paper"]
+    chosen = find(table).changed(changes or [])
+    folder, asked = out or Path("results", Path(table).stem), protocols or chosen.protocols
     catalog = read_data(None, data, None)
     complete = run_cells(
         chosen,

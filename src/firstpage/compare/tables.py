@@ -1,5 +1,7 @@
 """A table of methods as a TOML file: what all rows share, and what each of them changes.
 
+The tables of the papers are in `papers/`, each a table by its name. A file looks like this:
+
 title = "Sampling Wisely, table 1"
 metrics = ["R@1", "R@2", "R@4", "R@8"]
 
@@ -15,19 +17,58 @@ loss = { name = "margin" }   # and other sections of a recipe
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from firstpage._reading import read_toml
+from firstpage._spelling import suggest
 from firstpage._types import convert
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
 
 METRICS = ("R@1", "P@5", "P@10", "MAP@R")
 _ROW = ("name", "paper", "differs")
-_TABLE = ("title", "about", "metrics", "recipe", "row")
+_TABLE = ("title", "about", "metrics", "protocols", "recipe", "row")
+_PAPERS = Path(__file__).parent / "papers"
+
+
+def names() -> list[str]:
+    """Return the names of the tables that come with the package.
+
+    >>> "sampling-wisely-1-cub" in names()
+    True
+    """
+    return sorted(path.stem for path in _PAPERS.glob("*.toml"))
+
+
+def describe() -> dict[str, str]:
+    """Return a sentence about each of the tables, the first comment of its file.
+
+    >>> describe()["easy-positive-3"]
+    'Easy Positive, table 3: Hotels-50K, ResNet-50.'
+    """
+    texts = {name: (_PAPERS / f"{name}.toml").read_text(encoding="utf-8") for name in names()}
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in texts.items()}
+
+
+def find(name: str) -> "Table":
+    """Return the table with that name or in that file.
+
+    >>> find("ranked-list-1-cub").rows[0].name
+    'Untrained'
+    >>> find("ranked-list-1-cbu")
+    Traceback (most recent call last):
+    FileNotFoundError: 'ranked-list-1-cbu': no such table; did you mean 'ranked-list-1-cub'? firstpage ...
+    """
+    if name in names():
+        return Table.read(_PAPERS / f"{name}.toml")
+    if Path(name).is_file():
+        return Table.read(name)
+    raise FileNotFoundError(
+        f"{name!r}: no such table; {suggest(name, names())}firstpage list tables names all that there are"
+    )
 
 
 @dataclass(frozen=True)
@@ -64,6 +105,7 @@ class Table:
         rows: The methods.
         metrics: The columns.
         about: A sentence about it.
+        protocols: What it is measured by unless asked otherwise: `paper`, `fair` or both.
 
     >>> table = Table.of({"title": "Two", "row": [{"name": "RLL", "loss": {"name": "rll"}}]})
     >>> table.rows[0].recipe.loss
@@ -74,6 +116,7 @@ class Table:
     rows: tuple[Row, ...]
     metrics: tuple[str, ...] = METRICS
     about: str = ""
+    protocols: tuple[str, ...] = ("paper",)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
@@ -92,6 +135,7 @@ class Table:
         title = convert(table.get("title", ""), str, "title")
         about = convert(table.get("about", ""), str, "about")
         metrics = convert(table.get("metrics", list(METRICS)), list[str], "metrics")
+        protocols = convert(table.get("protocols", ["paper"]), list[str], "protocols")
         shared, given = table.get("recipe", {}), table.get("row", [])
         if not isinstance(shared, Mapping) or not isinstance(given, list) or not given:
             raise UserError("recipe must be a table, and there must be a [[row]]: see firstpage.compare")
@@ -100,7 +144,7 @@ class Table:
         for row in rows:
             if not row.key or keys.count(row.key) > 1:
                 raise UserError(f"row {row.name!r}: names must be different, also without signs: rename it")
-        return cls(title, rows, tuple(metrics), about)
+        return cls(title, rows, tuple(metrics), about, tuple(protocols))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -121,6 +165,20 @@ class Table:
         except UserError as error:
             message = str(error)
             raise UserError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+    def changed(self, changes: Sequence[str]) -> Self:
+        """Return the table with `section.key=value` applied to all rows; an untrained network stays that.
+
+        >>> table = Table.of({"title": "Two", "row": [{"name": "Untrained", "schedule": {"epochs": 0}}]})
+        >>> changed = table.changed(["schedule.epochs=5", "model.dim=64"]).rows[0].recipe
+        >>> changed.schedule.epochs, changed.model.dim
+        (0, 64)
+        """
+        rows = []
+        for row in self.rows:
+            fixed = [] if row.recipe.schedule.epochs else ["schedule.epochs=0"]
+            rows.append(replace(row, recipe=row.recipe.changed([*changes, *fixed])))
+        return replace(self, rows=tuple(rows))
 
 
 def _read_row(row: object, shared: Mapping[str, Any], number: int) -> Row:

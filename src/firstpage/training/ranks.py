@@ -29,6 +29,7 @@ from firstpage.models.embedder import Embedder, Pixels
 
 GRACE = 10.0  # seconds by which the other ranks let one that failed print its error first
 BUCKET = 2**25  # bytes of gradient summed in one go
+KS = (1, 2, 3, 4, 5, 8, 10, 16, 20, 100, 1000)  # of P@k and R@k: those of all tables of the papers
 
 T = TypeVar("T")
 
@@ -218,7 +219,7 @@ class Ranks:
             if rows is not None:
                 vectors = self.embed(model, pixels, rows, half, advance)
                 sides += [vectors, torch.from_numpy(labels[rows]).to(model.device)]
-        return self.broadcast(evaluate(*sides, shared=self.world_size > 1).metrics())
+        return self.broadcast(evaluate(*sides, ks=KS, shared=self.world_size > 1).metrics())
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
