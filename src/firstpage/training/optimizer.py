@@ -24,12 +24,15 @@ def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Modu
     [1.0, 1.0, 10.0, 10.0, 10.0]
     """
     groups: list[dict[str, Any]] = []
+    learned = set(losses.parameters())  # some may be a part of the model, too
     for pretrained, multiple in ((True, 1.0), (False, settings.head)):
         # Frozen batch norms take no gradient, so they must not decay either.
         trained = [
             parameter
             for name, parameter in model.named_parameters()
-            if name.startswith("backbone.") == pretrained and parameter.requires_grad
+            if name.startswith("backbone.") == pretrained
+            and parameter.requires_grad
+            and parameter not in learned
         ]
         for decay in (True, False):
             chosen = [parameter for parameter in trained if (parameter.ndim > 1) == decay]
