@@ -35,7 +35,7 @@ def test_a_run_finds_its_data_and_repeats_its_figures(runs):
         test = embedded(runs / name, runs)
         about = json.loads((runs / name / "run.json").read_text())
         found = evaluate_test(test, clustering=False).retrieval.metrics()
-        assert {key: found[key] for key in about["result"]["test"]} == about["result"]["test"]
+        assert {key: about["result"]["test"][key] for key in found} == found
         assert test.is_own_data
         assert test.name == name
 
