@@ -27,6 +27,9 @@ LONGEST = (
     "test_browser.py",
     "test_hostile.py",
     "test_ray_embedding.py",
+    "test_engines.py",
+    "test_ensembles.py",
+    "test_systems.py",
     "test_feedback.py",
 )
 

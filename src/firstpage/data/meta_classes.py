@@ -21,7 +21,7 @@ def group_classes(labels: NDArray[np.int64], groups: int, *key: int) -> NDArray[
         UserError: There are fewer than two groups, or fewer classes than groups.
 
     >>> group_classes(np.array([0, 0, 1, 2, 3, 3]), 2, 7).tolist()
-    [1, 1, 0, 1, 0, 0]
+    [0, 0, 0, 1, 1, 1]
     """
     classes = int(labels.max()) + 1
     if not 2 <= groups <= classes:
