@@ -1,6 +1,9 @@
 """One seed for all: the suite is deterministic, and never judges by the clock."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -54,3 +57,29 @@ def _own_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         cache: Path = request.getfixturevalue("tmp_path_factory").getbasetemp() / "cache"
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
         monkeypatch.setenv("FIRSTPAGE_CACHE", str(cache))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on two."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, or whichever there is."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: the page is not checked in a browser"
+    )
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium here: the page is not checked in a browser")
+    with playwright.sync_playwright() as machine:
+        chromium = machine.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

@@ -15,13 +15,7 @@ DIMS = (3, 5, 4)
 PERCENTS = (100, 50, 20)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small tensors are slower on two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def learners_of(seed=0, count=11, dims=DIMS, spread=1.5, twice=False):

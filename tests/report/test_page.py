@@ -260,20 +260,6 @@ def test_text_never_becomes_markup(content, value):
         assert "".join(page.words) == content
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: the page is not checked in a browser"
-    )
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("there is no Chromium here: the page is not checked in a browser")
-    with playwright.sync_playwright() as machine:
-        chromium = machine.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.mark.parametrize("name", ["one", "two"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])

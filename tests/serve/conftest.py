@@ -1,18 +1,14 @@
 """A small shop, two indexes of it, and a client of their server."""
 
 import pytest
-import torch
 
 from firstpage.serve import create_app
 from support.serving import NAMES, build_index, client_of, picture
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread(one_thread):
+    return one_thread
 
 
 @pytest.fixture(scope="session")

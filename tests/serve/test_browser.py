@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -22,20 +21,6 @@ IMAGE = {"name": "mug.png", "mimeType": "image/png", "buffer": encoded(picture(4
 def address(folders):
     with running(create_app(folders)) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: the page is not checked in a browser"
-    )
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("there is no Chromium here: the page is not checked in a browser")
-    with playwright.sync_playwright() as machine:
-        chromium = machine.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -20,13 +20,7 @@ from support.ensemble_steps import SMALL, SYSTEMS, small
 glyphs = importlib.import_module("firstpage.data.glyphs")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small tensors are slower on two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,7 @@ from support.children import run_processes
 from support.noise import Noise, noise_catalog
 from support.system_oracles import is_random_partition
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,15 +182,14 @@ class _Stores:
         progress: bool,
     ) -> None:
         self._catalog, self._cache, self._device, self._progress = catalog, cache, device, progress
-        self._open: dict[tuple[Framing, str], Any] = {}
+        self._open: dict[tuple[Framing, str], Pixels] = {}
+        self._stack = ExitStack()
 
     def __enter__(self) -> "_Stores":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pixels in self._open.values():
-            with suppress(AttributeError), closing(pixels):
-                pass
+        self._stack.close()
 
     def of(self, recipe: Recipe) -> Pixels:
         framing = Framing(recipe.model.stored, recipe.model.resize)
@@ -199,9 +198,8 @@ class _Stores:
             opened = open_pixels(
                 self._catalog, self._cache, framing, kind=recipe.train.store, progress=self._progress
             )
-            self._open[key] = opened.to(self._device)
-        pixels: Pixels = self._open[key]
-        return pixels
+            self._open[key] = self._stack.enter_context(closing(opened)).to(self._device)
+        return self._open[key]
 
 
 def _train(cell: Cell, catalog: Catalog, run: Path, stores: _Stores, **options: Any) -> Result:  # noqa: ANN401
