@@ -25,8 +25,11 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
+# Without bytecode each process would compile every file again, and pytest rewrite the asserts of each test;
+# of the packages whose plugins it finds by itself it would rewrite all files, for plugins that no test uses.
 unit: $(VENV)/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -p xdist -n 2 --dist loadfile --no-loadscope-reorder
 
 format: $(VENV)/.ready ## format, and mend what the linter can mend
 	$(BIN)/ruff format .
