@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -268,9 +269,12 @@ def test_the_engine_follows_the_size(model, tmp_path, monkeypatch):
 # Milvus: the same tests for the embedded one and for a server.
 
 SERVER = """
-import sys, time
+import os, sys
 from milvus import default_server
-default_server.set_base_dir(sys.argv[1])
+folder, binaries = sys.argv[1:]
+os.symlink(binaries, folder + "/bin")
+default_server.set_base_dir(folder)
+default_server.config.set("proxy.timeTickInterval", 20)  # ms that a query waits for the changes before it
 default_server.start()
 print(default_server.listen_port, flush=True)
 sys.stdin.read()
@@ -278,17 +282,31 @@ default_server.stop()
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@pytest.fixture(scope="module", autouse=True)
+def starting_server(request, tmp_path_factory):
+    """The process of a Milvus server, which starts while the first tests run, or None.
+
+    Unpacking its binaries takes longer than all else: pytest's cache keeps them.
+    """
+    asked = any(item.name == "test_milvus[server]" for item in request.session.items)
+    if not (asked and find_spec("milvus") and find_spec("pymilvus")):
+        yield None
+        return
+    binaries = request.config.cache.mkdir("milvus")
+    command = [sys.executable, "-c", SERVER, str(tmp_path_factory.mktemp("server")), str(binaries)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.communicate()
+
+
+@pytest.fixture
+def server(starting_server):
     pytest.importorskip("pymilvus", reason="needs pymilvus")
     pytest.importorskip("milvus", reason="needs the package milvus, which carries the server")
-    command = [sys.executable, "-c", SERVER, str(tmp_path_factory.mktemp("server"))]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    port = process.stdout.readline().strip()
+    port = starting_server.stdout.readline().strip()
     if not port:
         pytest.skip("the Milvus server does not start here")
-    yield f"http://127.0.0.1:{port}", process.communicate
-    process.communicate()
+    return f"http://127.0.0.1:{port}", starting_server.communicate
 
 
 @pytest.mark.parametrize("kind", ["lite", "server"])
