@@ -46,7 +46,7 @@ def stripes(tmp_path_factory):
         angle, width = label * np.pi / 24, 0.5 + 0.25 * (label % 3)
         for number in range(8):
             wave = np.sin(width * (rows * np.sin(angle) + columns * np.cos(angle)) + random.uniform(0, 6))
-            colors = random.integers(0, 256, (2, 3))
+            colors = np.array([[0], [170]]) + random.integers(0, 86, (2, 3))  # dark on bright: soon learned
             picture = np.where(wave[..., None] > 0, colors[0], colors[1]) + random.normal(0, 20, (36, 36, 3))
             paths.append(f"{label:02d}-{number}.png")
             labels.append(label)
@@ -56,7 +56,7 @@ def stripes(tmp_path_factory):
     return Catalog("stripes", root, paths, labels, [str(c) for c in range(24)], splits)
 
 
-LONG = ("schedule.epochs=40", "train.evaluate_every=10", "model.standardize=false")
+LONG = ("schedule.epochs=6", "train.evaluate_every=2", "model.standardize=false")
 
 
 def recipe(*changes):
@@ -81,7 +81,7 @@ def run(stripes, tmp_path_factory):
 
 def test_it_learns_and_keeps_the_best(run, stripes):
     folder, result = run
-    assert result.test["P@1"] >= result.history[0]["P@1"] + 20
+    assert result.test["P@1"] >= result.history[0]["P@1"] + 30
     assert result.test["P@1"] == max(figures["P@1"] for figures in result.history)
     saved = Embedder.load(folder / "run")
     rows = stripes.splits["test"]
@@ -96,14 +96,14 @@ def test_the_run_folder_tells_what_ran(run):
     assert about["result"]["test"] == run[1].test
     assert {"firstpage", "git", "torch", "python", "data"} <= set(about)
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in log if "P@1" in line] == [0, 10, 20, 30, 40]
+    assert [line["epoch"] for line in log if "P@1" in line] == [0, 2, 4, 6]
     assert any("loss" in line for line in log)
     assert {path.name for path in folder.iterdir()} >= {"best", "last"}
 
 
 def test_what_ran_runs_again_to_the_same_numbers(run, stripes, tmp_path):
     short = partial(fit, catalog=stripes, cache=run[0] / "cache", progress=False)
-    first = short(recipe("schedule.epochs=5", "train.evaluate_every=2"), folder=tmp_path / "run")
+    first = short(recipe("schedule.epochs=3", "train.evaluate_every=2"), folder=tmp_path / "run")
     again = short(Recipe.read(tmp_path / "run" / "recipe.toml"), folder=None)
     assert again.history == first.history
     for name, value in again.model.state_dict().items():
@@ -118,7 +118,7 @@ def test_what_ran_runs_again_to_the_same_numbers(run, stripes, tmp_path):
         ["loss.name=proxy-nca", "schedule.head_epochs=1"],
         ["loss.name=margin", "loss.classes=true", "loss.images=true", "model.freeze_batch_norm=true"],
         ["batch.oversample=true", "batch.images_per_class=10", "loss.name=epshn"],
-        ["train.precision=bf16", "schedule.kind=step", "schedule.warmup=1", "optimizer.name=adam"],
+        ["schedule.kind=step", "schedule.warmup=1", "optimizer.name=adam"],
     ],
 )
 def test_every_kind_of_run_ends_with_figures(run, stripes, changes):
@@ -206,24 +206,27 @@ def test_evaluations_have_the_precision_of_the_steps(run, stripes, monkeypatch):
     monkeypatch.setattr(Embedder, "embed", spy)
     for precision in ("fp32", "bf16"):
         changes = recipe(f"train.precision={precision}", "schedule.epochs=1")
-        fit(changes, stripes, None, cache=run[0] / "cache", progress=False)
+        result = fit(changes, stripes, None, cache=run[0] / "cache", progress=False)
+        assert 0 <= result.test["P@1"] <= 100
     assert asked == [False, False, True, True]
 
 
 @pytest.mark.parametrize("chunk", [0, 10])
 def test_images_may_be_decoded_as_they_are_needed(stripes, run, chunk):
     """Without a store, ahead of the steps, a run ends as with one; JPEGs are nearly as good."""
+    kinds = ("raw", "none") if chunk else ("raw", "none", "jpeg")
     changes = ["schedule.epochs=2", f"batch.chunk={chunk}", "train.evaluate_untrained=false"]
     results = {
         kind: fit(
             recipe(*changes, f"train.store={kind}"), stripes, None, cache=run[0] / "cache", progress=False
         )
-        for kind in ("raw", "none", "jpeg")
+        for kind in kinds
     }
     weights = {kind: result.model.state_dict() for kind, result in results.items()}
     assert all(torch.equal(weights["raw"][name], weights["none"][name]) for name in weights["raw"])
-    assert not all(torch.equal(weights["raw"][name], weights["jpeg"][name]) for name in weights["raw"])
-    assert results["jpeg"].test["P@1"] > 10
+    if "jpeg" in kinds:
+        assert not all(torch.equal(weights["raw"][name], weights["jpeg"][name]) for name in weights["raw"])
+        assert results["jpeg"].test["P@1"] > 30
 
 
 def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):
