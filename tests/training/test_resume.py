@@ -34,7 +34,7 @@ class Noise:
         classes = random.integers(0, 256, (12, 1, 6, 6, 3))
         images = (classes + random.normal(0, 40, (12, 8, 6, 6, 3))).clip(0, 255).astype(np.uint8)
         self.pixels = torch.from_numpy(images).reshape(96, 6, 6, 3)
-        self.pixels = self.pixels.repeat_interleave(6, 1).repeat_interleave(6, 2)
+        self.pixels = self.pixels.repeat_interleave(3, 1).repeat_interleave(3, 2)
         self.ok = np.ones(96, bool)
 
     def __len__(self):
@@ -95,7 +95,7 @@ RECIPES = {  # each has another kind of state to lose
 
 def recipe(*changes):
     table = {
-        "model": {"backbone": "small", "dim": 8, "stored": 36, "crop": 32, "standardize": True},
+        "model": {"backbone": "small", "dim": 8, "stored": 18, "crop": 16, "standardize": True},
         "batch": {"size": 16, "images_per_class": 4},
         "augment": {"crop": "random"},
         "optimizer": {"lr": 3e-3},
