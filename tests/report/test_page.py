@@ -261,8 +261,7 @@ def test_text_never_becomes_markup(content, value):
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])  # layout; colors
 def test_it_looks_right_in_a_browser(browser, pages, name, width, scheme):
     context = browser.new_context(
         viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True, java_script_enabled=True
