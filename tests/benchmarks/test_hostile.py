@@ -29,7 +29,7 @@ def place(hostile, tmp_path):
 
 def test_few_inputs_and_kills_are_counted(tmp_path):
     """The one test of all: workers, forks and kills as they are run before a release. It takes seconds."""
-    counts, kinds = tmp_path / "counts.json", ["npz", "stores", "kills"]
+    counts, kinds = tmp_path / "counts.json", ["npz", "stores", "kills:1"]  # of embed, which takes a second
     command = [ROOT / "benchmarks" / "hostile.py", "--inputs=6", "--kills=1", f"--json={counts}"]
     errors = tmp_path / "errors"
     process, output = start_python(*command, "--only", *kinds, errors=errors, CUDA_VISIBLE_DEVICES="")
@@ -41,7 +41,7 @@ def test_few_inputs_and_kills_are_counted(tmp_path):
     tried = {kind: about["tried"] for kind, about in found.items() if about["tried"]}
     failed = sum(len(about["failed"]) for about in found.values())
     assert failed == 0, printed
-    assert [*tried] == kinds
+    assert [*tried] == ["npz", "stores", "kills"]
     assert tried["kills"] == 1
     assert abs(sum(tried.values()) - 7) <= 3
     assert f"{sum(tried.values())} tried, {failed} failed" in printed

@@ -44,6 +44,8 @@ def _cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # it would leave a token in the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name in ("start_monitor", "start_log_monitor", "start_api_server"):  # a second each; not needed
+            patch.setattr(f"ray._private.node.Node.{name}", lambda *_, **__: None, raising=False)
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
         ray.init(num_cpus=2, object_store_memory=80 * 2**20, **quiet)
         yield
