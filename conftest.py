@@ -18,22 +18,25 @@ hypothesis.settings.load_profile("suite")
 
 # Files that take longest, in this order, so that the workers of `make test` end together.
 LONGEST = (
-    "test_resume.py",
     "test_backbones.py",
-    "test_examples.py",
+    "test_resume.py",
     "test_losses.py",
-    "test_fit_at_scale.py",
-    "test_drawing.py",
-    "test_ranks.py",
     "test_fit.py",
-    "test_page.py",
+    "test_ranks.py",
+    "test_ensembles.py",
     "test_browser.py",
-    "test_hostile.py",
     "test_ray_embedding.py",
     "test_engines.py",
-    "test_ensembles.py",
+    "test_check.py",
+    "test_page.py",
+    "test_fit_at_scale.py",
+    "test_drawing.py",
+    "test_retrieval.py",
+    "test_papers.py",
+    "test_health.py",
     "test_systems.py",
-    "test_feedback.py",
+    "test_examples.py",
+    "test_store.py",
 )
 
 

@@ -122,7 +122,7 @@ def work(rank, world, port, folder):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """What every rank of a job found; two ranks would take the same code, and `test_fit_at_scale` has them."""
+    """What every rank of a job found; two ranks take the same code, and `test_fit_at_scale` has them."""
     world, folder = 3, tmp_path_factory.mktemp("job")
     assert run_ranks(work, world, folder) == [0] * world
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
