@@ -16,7 +16,7 @@ from firstpage.training.stopping import Stopped
 TABLE = """
 title = "Two methods"
 about = "On a few glyphs."
-metrics = ["R@1", "MAP@R"]
+metrics = ["R@1", "MAP@R", "NMI"]
 
 [recipe]
 model = { backbone = "small", dim = 8, stored = 32, crop = 32 }
@@ -100,6 +100,7 @@ def test_a_table_is_trained_once_and_written_beside_the_papers_figures(table, ca
     values = [cell["metrics"]["R@1"] for cell in each]
     assert measured[1].mean("R@1")[0] == pytest.approx(np.mean(values))
     assert measured[1].mean("R@1")[1] == pytest.approx(12.706 * np.std(values, ddof=1) / 2**0.5, rel=1e-3)
+    assert all(0 < cell["metrics"]["NMI"] < 100 and 0 < cell["metrics"]["F1"] < 100 for cell in each)
     text = to_markdown(table, measured)
     assert "| Ranked list | paper | 2 |" in text
     assert "| 57.4 |" in text
@@ -136,6 +137,8 @@ def test_a_table_is_worked_off_in_pieces_and_a_failure_is_a_cell(table, catalog,
     measured = summarize(table, catalog, out, [0], ["paper"])
     assert "| Top-k | paper | 0 | – |" in to_markdown(table, measured)
     assert "Top-k, paper: stopped: the run has collapsed 3 times" in to_markdown(table, measured)
+    assert run_cells(table, catalog, out, show=lines.append, **options)
+    assert "2 trainings, 0 of them done" in lines[-3]  # tried again
     (out / "cells" / "top-k-paper-0.json").write_text("{}")
     with pytest.raises(UserError, match="damaged: remove it"):
         run_cells(table, catalog, out, show=str, **options)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from firstpage import __version__, durable
@@ -21,12 +22,15 @@ from firstpage.compare.tables import Row, Table
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import Framing
 from firstpage.data.jpeg_store import open_pixels
+from firstpage.data.splits import split_catalog
 from firstpage.errors import UserError, one_line
+from firstpage.evaluation.clustering import cluster
 from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import fingerprint
 from firstpage.training.loop import fit
+from firstpage.training.members import fit_members
 from firstpage.training.result import Result
 from firstpage.training.stopping import Stopped
 
@@ -117,6 +121,8 @@ def run_cells(
 ) -> bool:
     """Train what is missing of a table. A finished cell is not trained again, a cut one is resumed.
 
+    One that has failed is tried again after all others.
+
     Args:
         table: The methods.
         catalog: The data.
@@ -138,7 +144,9 @@ def run_cells(
     """
     place, target = Path(folder), resolve_device(device)
     cells = cells_of(table, seeds, protocols)
-    missing = [cell for cell in cells if read_cell(cell, catalog, place) is None]
+    found = [(cell, read_cell(cell, catalog, place)) for cell in cells]
+    missing = [cell for cell, done in found if done is None]
+    missing += [cell for cell, done in found if done is not None and done["error"]]
     show(f"{len(cells)} trainings, {len(cells) - len(missing)} of them done")
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _Stores(catalog, cache, target, progress) as stores, _stopping_at(end):
@@ -150,6 +158,8 @@ def run_cells(
             try:
                 result = _train(cell, catalog, run, stores, device=device, cache=cache, progress=progress)
                 measured = _measured(result, cell)
+                if {"NMI", "F1"} & set(table.metrics):
+                    measured["metrics"] |= _cluster(result, cell, catalog, stores)
             except Stopped:
                 if end is None or time.monotonic() < end:
                     raise
@@ -211,11 +221,12 @@ def _train(cell: Cell, catalog: Catalog, run: Path, stores: _Stores, **options: 
     durable.write(marker, identity.encode())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are in the result
-        return fit(cell.recipe, catalog, run, pixels=stores.of(cell.recipe), **options)
+        train = fit_members if cell.recipe.train.members > 1 else fit
+        return train(cell.recipe, catalog, run, pixels=stores.of(cell.recipe), **options)
 
 
 def _measured(result: Result, cell: Cell) -> dict[str, Any]:
-    metrics = result.best if cell.protocol == "paper" or result.test is None else result.test
+    metrics = dict(result.best if cell.protocol == "paper" or result.test is None else result.test)
     model = result.model
     return {
         "metrics": metrics,
@@ -229,6 +240,18 @@ def _measured(result: Result, cell: Cell) -> dict[str, Any]:
         "dim": model.dim,
         "warnings": result.warnings,
     }
+
+
+def _cluster(result: Result, cell: Cell, catalog: Catalog, stores: _Stores) -> dict[str, float]:
+    """Return how well clusters of the test images agree with their classes."""
+    pixels = stores.of(cell.recipe)
+    test = split_catalog(catalog, pixels.ok, cell.recipe.train).test
+    if test is None:
+        return {}
+    rows = test.queries if test.gallery is None else np.concatenate((test.queries, test.gallery))
+    vectors = result.model.embed(pixels, rows=rows, progress=False, half=cell.recipe.train.half)
+    device = result.model.device
+    return cluster(vectors.to(device), torch.from_numpy(catalog.labels[rows]).to(device)).metrics()
 
 
 def _line(number: int, count: int, cell: Cell, measured: dict[str, Any], seconds: float) -> str:

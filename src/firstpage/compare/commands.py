@@ -12,7 +12,9 @@ def compare_methods(
     table: Annotated[str, typer.Argument(help="TOML file, or the name of a table: firstpage list tables.")],
     data: Annotated[str, typer.Option(help="Folder, table or name of the data.")],
     out: Annotated[Path | None, typer.Option(help="Folder of results. Defaults to results/TABLE.")] = None,
-    seeds: Annotated[int, typer.Option(help="Trainings of each method.")] = 1,
+    seeds: Annotated[
+        str, typer.Option(help="Trainings of each method: 3 for seeds 0 to 2, or a range such as 3-5.")
+    ] = "1",
     protocols: Annotated[
         list[str] | None,
         typer.Option("--protocol", help="paper or fair; repeatable. Defaults to the table's."),
@@ -35,11 +37,9 @@ def compare_methods(
     from firstpage.compare.rendering import to_markdown, write_pages
     from firstpage.compare.summary import summarize
     from firstpage.compare.tables import find
-    from firstpage.errors import UserError
     from firstpage.runs.run_data import read_data
 
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds}: must be at least 1")
+    numbers = _read_seeds(seeds)
     chosen = find(table).changed(changes or [])
     folder, asked = out or Path("results", Path(table).stem), protocols or chosen.protocols
     catalog = read_data(None, data, None)
@@ -47,7 +47,7 @@ def compare_methods(
         chosen,
         catalog,
         folder,
-        seeds=range(seeds),
+        seeds=numbers,
         protocols=asked,
         minutes=minutes,
         device=device,
@@ -55,10 +55,26 @@ def compare_methods(
         keep=keep,
         show=print_text,
     )
-    measured = summarize(chosen, catalog, folder, range(seeds), asked)
+    measured = summarize(chosen, catalog, folder, numbers, asked)
     written = write_pages(folder, chosen, measured)
     print_text(to_markdown(chosen, measured))
     print_text(f"wrote {' and '.join(str(path) for path in written)}")
     if not complete:
         print_text("not complete: run it again to go on")
         raise typer.Exit(3)
+
+
+def _read_seeds(text: str) -> range:
+    """Return the seeds that `3` (the first three) or `3-5` stands for.
+
+    >>> list(_read_seeds("3")), list(_read_seeds("3-5"))
+    ([0, 1, 2], [3, 4, 5])
+    """
+    from firstpage.errors import UserError
+
+    first, dash, last = text.partition("-")
+    if first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit())):
+        found = range(int(first), int(last) + 1) if dash else range(int(first))
+        if found:
+            return found
+    raise UserError(f"--seeds {text}: give how many, such as 3, or a range, such as 3-5")

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import harmonic_mean
 
-import torch
-
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import Framing
 from firstpage.data.splits import DataSplit, QueryGallery, unreadable_note
@@ -82,8 +80,6 @@ def fit_members(
         run.begin(recipe, catalog, str(target), [] if catalog.splits else split.train_classes(catalog))
         members = []
         for member in range(recipe.train.members):
-            if recipe.train.compile:
-                torch.compiler.reset()  # networks before it count against torch's limit
             own = replace(recipe, train=replace(recipe.train, member=member))
             place = None if folder is None else Path(folder, f"member-{member}")
             members.append(fit(own, catalog, place, device=device, pixels=pixels, progress=progress))
