@@ -66,9 +66,11 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     assert (own.augment.size, own.model.crop, own.model.stored) == (None, None, 256)
     cpu, _ = default_recipe(catalog, CPU)
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
-    assert complete_recipe(cpu, catalog).loss == defaults.TOPK[False]
+    assert complete_recipe(cpu, catalog).loss == defaults.TOPK
     bare = Recipe.of({"loss": {"name": "topk"}, "model": {"weights": "file"}})
-    assert complete_recipe(bare, catalog).loss == defaults.TOPK[True]
+    assert complete_recipe(bare, catalog).loss == defaults.TOPK | defaults.REFINED
+    pairs = complete_recipe(bare.changed(["batch.images_per_class=2"]), catalog)
+    assert pairs.loss == defaults.TOPK | defaults.REFINED_PAIRS
 
 
 @pytest.mark.usefixtures("_offline")

@@ -32,10 +32,9 @@ EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
-TOPK = {
-    True: {"name": "topk", "k": 1, "margin": 0.1, "score": "log"},  # pretrained features rank well: refine
-    False: {"name": "topk", "k": 5, "margin": 0.5, "score": "log"},
-}
+TOPK = {"name": "topk", "k": 5, "margin": 0.5, "score": "log"}  # a bare `topk` from random weights
+REFINED = {"k": 1, "margin": 0.1}  # pretrained features rank well
+REFINED_PAIRS = {"k": 5, "margin": 0.3}  # the same with two images of a class in a batch
 
 
 def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
@@ -50,7 +49,8 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
     if recipe.loss == {"name": "topk"}:
-        recipe = replace(recipe, loss=dict(TOPK[recipe.model.weights is not None]))
+        refined = REFINED_PAIRS if recipe.batch.images_per_class == 2 else REFINED
+        recipe = replace(recipe, loss=TOPK if recipe.model.weights is None else TOPK | refined)
     return fit_batch_size(recipe, catalog)
 
 
