@@ -5,7 +5,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from firstpage import Pairs, mining
+from firstpage import Pairs, losses, mining
+from firstpage.errors import UserError
 from firstpage.mining.negatives import NEGATIVES
 from firstpage.mining.positives import POSITIVES
 from support import oracles
@@ -216,3 +217,24 @@ def test_density_of_distances_on_the_sphere():
         deviation = ((grid - mean).square() * density).sum().div(density.sum()).sqrt()
         assert distances.mean().item() == pytest.approx(mean.item(), abs=0.01)
         assert distances.std().item() == pytest.approx(deviation.item(), rel=0.05)
+
+
+def test_a_strategy_with_settings_is_a_table_in_a_recipe():
+    points = torch.nn.functional.normalize(torch.randn(24, 64, generator=torch.Generator().manual_seed(1)))
+    labels = torch.arange(24) // 4
+    values = [
+        losses.create("margin", negatives=negatives, generator=torch.Generator().manual_seed(0))(
+            points, labels
+        )
+        for negatives in (
+            {"name": "distance_weighted", "temperature": 50.0},
+            mining.distance_weighted(temperature=50.0),
+            "distance_weighted",
+        )
+    ]
+    assert values[0] == values[1]
+    assert values[0] != values[2]
+    with pytest.raises(UserError, match=r"negatives=.*unexpected keyword argument 'temprature'"):
+        losses.create("margin", negatives={"name": "distance_weighted", "temprature": 4.0})
+    with pytest.raises(UserError, match="choose one of all, hard"):
+        losses.create("margin", negatives={"name": "hardest"})

@@ -1,17 +1,21 @@
 """Mining as a product: a positive strategy times a negative strategy."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Generator
 
 from firstpage.errors import UserError
 from firstpage.mining.mined import Mined, Strategy
-from firstpage.mining.negatives import NEGATIVES, NegativeStrategy
+from firstpage.mining.negatives import NEGATIVES, NegativeStrategy, distance_weighted, semihard
 from firstpage.mining.positives import POSITIVES, PositiveStrategy
 from firstpage.pairs import Pairs
 
 T = TypeVar("T")
+Named = str | Mapping[str, object]
+"""A strategy by its name, or as a table with its name and settings, as a recipe has it."""
+_WITH_SETTINGS: dict[str, Callable[..., Any]] = {"semihard": semihard, "distance_weighted": distance_weighted}
 
 
 def mine(
@@ -38,9 +42,12 @@ def mine(
     return product(positives, negatives)(pairs, generator)
 
 
-def product(positives: str | PositiveStrategy, negatives: str | NegativeStrategy) -> Strategy:
+def product(positives: str | PositiveStrategy, negatives: Named | NegativeStrategy) -> Strategy:
     """The strategy that chooses `positives`, then `negatives` for them, by name or as functions.
 
+    In a recipe, a strategy with settings is a table: `negatives = { name = "semihard", beyond = 0.2 }`.
+
+    >>> _ = product("all", {"name": "distance_weighted", "temperature": 4.0})
     >>> product("hardest", "all")
     Traceback (most recent call last):
     firstpage.errors.UserError: positives='hardest': choose one of all, easy, hard, random
@@ -52,9 +59,15 @@ def product(positives: str | PositiveStrategy, negatives: str | NegativeStrategy
     )
 
 
-def _named(argument: str, value: str | T, known: dict[str, T]) -> T:
+def _named(argument: str, value: Named | T, known: dict[str, T]) -> T:
     if callable(value):
         return value
+    if isinstance(value, Mapping) and value.get("name") in _WITH_SETTINGS and argument == "negatives":
+        settings = {key: setting for key, setting in value.items() if key != "name"}
+        try:
+            return cast(T, _WITH_SETTINGS[str(value["name"])](**settings))
+        except TypeError as error:  # an unknown setting, or one that is not a number
+            raise UserError(f"{argument}={dict(value)}: {error}") from None
     if not isinstance(value, str) or value not in known:
         raise UserError(f"{argument}={value!r}: choose one of {', '.join(known)}")
     return known[value]
