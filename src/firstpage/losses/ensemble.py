@@ -27,7 +27,8 @@ class Ensemble(nn.Module):
     - `cascade`: learner m sees only the hardest share of all positive pairs, those farthest apart, and of all
       negative pairs, those nearest, as the learner before it judges among those that it saw. From: Yuan et
       al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017 (HDC), with the shares 1, 0.5 and 0.2. There pairs
-      are ranked by their contrastive loss, which is the same order.
+      are ranked by their contrastive loss, which is the same order. (The released code ranks all pairs by
+      the loss of learner m itself.)
     - `boost`: learner m sees all pairs, weighted by what the learners before it leave wrong: by
       `Loss.boosting_weights` at their similarity, S ← (1 − ν) S + ν s_m with ν = 2 / (m + 1). The weights
       scale gradients; the value stays that of the loss. From: Opitz et al., BIER, ICCV 2017, whose loss is
