@@ -6,8 +6,11 @@ are the batch itself, all ranks' batches, a cross-batch memory or a whole galler
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,19 +40,21 @@ def unit(vectors: Tensor) -> Tensor:
             [0.0000, 0.0000]])
     """
     # The largest entry first, so that squares neither overflow nor vanish; it is a constant factor.
-    peak = vectors.detach().abs().amax(dim=1, keepdim=True)
-    scaled = vectors / peak.masked_fill(peak == 0, 1.0)
+    peak = torch.linalg.vector_norm(vectors.detach(), float("inf"), dim=1, keepdim=True)
+    scaled: Tensor = vectors / peak.masked_fill(peak == 0, 1.0)
+    # At least 1 now, or 0 for a zero row.
     length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled / length.masked_fill(length == 0, 1.0)
+    return scaled / length.clamp_min(1.0)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Pairs:
     """Every query compared with every candidate: similarity, distance, who is positive, who negative.
 
     Build it with `Pairs.of`. All matrices are [queries × candidates]; the similarity is the cosine, in
-    float32 (float64 if the embeddings are) even under autocast, and differentiable. An image is neither
-    positive nor negative to itself.
+    float32 (float64 if the embeddings are) even under autocast, and differentiable. It is computed when it is
+    first read, and then kept: a loss over proxies never reads it. An image is neither positive nor negative
+    to itself.
 
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
     >>> pairs.similarity
@@ -70,6 +75,30 @@ class Pairs:
     positive: Tensor  # [Q, C] bool: of the query's class, and another image
     negative: Tensor  # [Q, C] bool: of another class
     image_ids: Tensor | None = None  # [Q] which image each query is
+    _computed: dict[str, Tensor] = field(init=False, repr=False)  # what was read so far
+    _with_gradient: bool = field(init=False, repr=False)
+
+    def __init__(
+        self,
+        queries: Tensor,
+        labels: Tensor,
+        candidates: Tensor,
+        candidate_labels: Tensor,
+        similarity: Tensor | None,  # None: the cosine
+        positive: Tensor,
+        negative: Tensor,
+        image_ids: Tensor | None = None,
+    ) -> None:
+        keep = partial(object.__setattr__, self)
+        keep("queries", queries)
+        keep("labels", labels)
+        keep("candidates", candidates)
+        keep("candidate_labels", candidate_labels)
+        keep("positive", positive)
+        keep("negative", negative)
+        keep("image_ids", image_ids)
+        keep("_computed", {} if similarity is None else {"similarity": similarity})
+        keep("_with_gradient", torch.is_grad_enabled())  # now, wherever it is first read
 
     @classmethod
     def of(
@@ -123,37 +152,61 @@ class Pairs:
                     f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
                     "embed both with the same model"
                 )
-        if candidates is embeddings:
-            itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        else:
-            itself = torch.zeros(1, 1, dtype=torch.bool, device=labels.device)
         if (image_ids is None) != (candidate_ids is None):
             missing = "image_ids" if image_ids is None else "candidate_ids"
             raise UserError(f"{missing}=None: image_ids and candidate_ids go together: pass {missing} too")
         if image_ids is not None and candidate_ids is not None:
             _check_integers("image_ids", image_ids, embeddings)
             _check_integers("candidate_ids", candidate_ids, candidates)
-            itself = itself | (image_ids[:, None] == candidate_ids[None, :])
-            image_ids = image_ids.long()
-
         # As torch reads an index: uint8 would be taken for a mask.
         labels, candidate_labels = labels.long(), candidate_labels.long()
-        same = labels[:, None] == candidate_labels[None, :]  # [Q, C]
+        own = candidates is embeddings
+        positive, negative = _masks(labels, candidate_labels, image_ids, candidate_ids, own)
         # float16 and bfloat16 become float32; float64 stays
         dtype = torch.promote_types(torch.promote_types(embeddings.dtype, candidates.dtype), torch.float32)
-        with full_precision(embeddings):
-            queries = embeddings.to(dtype)
-            candidates = queries if candidates is embeddings else candidates.to(dtype)
-            return cls(
-                queries=queries,
-                labels=labels,
-                candidates=candidates,
-                candidate_labels=candidate_labels,
-                similarity=unit(queries) @ unit(candidates).T,
-                positive=same & ~itself,
-                negative=~same & ~itself,
-                image_ids=image_ids,
-            )
+        queries = embeddings.to(dtype)
+        return cls(
+            queries=queries,
+            labels=labels,
+            candidates=queries if own else candidates.to(dtype),
+            candidate_labels=candidate_labels,
+            similarity=None,
+            positive=positive,
+            negative=negative,
+            image_ids=None if image_ids is None else image_ids.long(),
+        )
+
+    def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What `compute` returns, which is kept: mining and losses share it."""
+        if name not in self._computed:
+            with torch.set_grad_enabled(self._with_gradient), full_precision(self.queries):
+                self._computed[name] = compute()
+        return self._computed[name]
+
+    @property
+    def unit_queries(self) -> Tensor:
+        """[Q, D] the queries, scaled to length one.
+
+        >>> Pairs.of(torch.tensor([[3.0, 4.0]]), torch.tensor([0])).unit_queries
+        tensor([[0.6000, 0.8000]])
+        """
+        return self._once("queries", lambda: unit(self.queries))
+
+    @property
+    def unit_candidates(self) -> Tensor:
+        """[C, D] the candidates, scaled to length one.
+
+        >>> Pairs.of(torch.tensor([[3.0, 4.0]]), torch.tensor([0])).unit_candidates
+        tensor([[0.6000, 0.8000]])
+        """
+        if self.candidates is self.queries:
+            return self.unit_queries
+        return self._once("candidates", lambda: unit(self.candidates))
+
+    @property  # type: ignore[no-redef]
+    def similarity(self) -> Tensor:
+        """[Q, C] cosine, or what the pairs were given in its place."""
+        return self._once("similarity", lambda: self.unit_queries @ self.unit_candidates.T)
 
     @property
     def distance(self) -> Tensor:
@@ -181,9 +234,7 @@ class Pairs:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        with full_precision(self.candidates):
-            vectors = unit(self.candidates)
-            return vectors @ vectors.T
+        return self._once("candidate_similarity", lambda: self.unit_candidates @ self.unit_candidates.T)
 
     def with_constant_candidates(self) -> Pairs:
         """The same pairs, but only the queries receive gradient.
@@ -194,9 +245,10 @@ class Pairs:
         >>> batch.grad.abs().sum(dim=1)
         tensor([2., 0., 0.])
         """
-        candidates = self.candidates.detach()
+        constant = self.unit_candidates.detach()
         with full_precision(self.queries):
-            return replace(self, candidates=candidates, similarity=unit(self.queries) @ unit(candidates).T)
+            similarity = self.unit_queries @ constant.T
+        return replace(self, candidates=self.candidates.detach(), similarity=similarity)
 
     def without_copies(self, threshold: float = 0.9999) -> Pairs:
         """The same pairs, where a candidate more similar than `threshold` is not a positive.
@@ -245,17 +297,10 @@ class Pairs:
         tensor([[0., 3.],
                 [3., 0.]])
         """
-        return _WeightedPairs(
-            self.queries,
-            self.labels,
-            self.candidates,
-            self.candidate_labels,
-            scale_gradient(self.similarity, weights),
-            self.positive,
-            self.negative,
-            self.image_ids,
-            weights,
-        )
+        scaled = scale_gradient(self.similarity, weights)
+        parts = (self.positive, self.negative, self.image_ids)
+        given = (self.queries, self.labels, self.candidates, self.candidate_labels, scaled, *parts)
+        return _WeightedPairs(*given, weights=weights)
 
 
 class _ProbedPairs(Pairs):
@@ -265,11 +310,15 @@ class _ProbedPairs(Pairs):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class _WeightedPairs(Pairs):
     """Pairs that stay weighted when their similarity is computed again."""
 
     weights: Tensor | float = 1.0
+
+    def __init__(self, *fields: Tensor | None, weights: Tensor | float = 1.0, **named: Tensor | None) -> None:
+        super().__init__(*fields, **named)  # type: ignore[arg-type]
+        object.__setattr__(self, "weights", weights)
 
     def with_constant_candidates(self) -> Pairs:
         pairs = super().with_constant_candidates()
@@ -289,6 +338,24 @@ def scale_gradient(values: Tensor, factor: Tensor | float) -> Tensor:
     return constant + (values - constant) * factor
 
 
+def _masks(
+    labels: Tensor,
+    candidate_labels: Tensor,
+    image_ids: Tensor | None,
+    candidate_ids: Tensor | None,
+    own: bool,
+) -> tuple[Tensor, Tensor]:
+    """Who is positive and who negative, [Q, C]; if `own`, query i and candidate i are one image."""
+    same = labels[:, None] == candidate_labels[None, :]
+    if image_ids is not None and candidate_ids is not None:
+        itself = image_ids[:, None] == candidate_ids[None, :]
+        if own and candidate_ids is not image_ids:
+            itself.fill_diagonal_(True)
+        return same & ~itself, ~(same | itself)
+    negative = ~same
+    return same.fill_diagonal_(False) if own else same, negative
+
+
 def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> None:
     """Complain of anything that is not one float vector and one integer label a row."""
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or 0 in vectors.shape:
@@ -299,6 +366,8 @@ def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) ->
     _check_integers(labels_name, labels, vectors)
     # Reading a value on a GPU waits for it, and a compiled graph has no values: CPU only.
     if not torch.compiler.is_compiling() and vectors.device.type == "cpu":
+        if math.isfinite(vectors.detach().sum()):  # one pass; what is finite may still have no finite sum
+            return
         bad = ~vectors.detach().isfinite().all(dim=1)
         if bad.any():
             raise UserError(
