@@ -14,8 +14,15 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from firstpage.errors import UserError
+
+
+class _Context(FunctionCtx):
+    """What a forward pass leaves for the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
@@ -39,12 +46,63 @@ def unit(vectors: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    # The largest entry first, so that squares neither overflow nor vanish; it is a constant factor.
-    peak = torch.linalg.vector_norm(vectors.detach(), float("inf"), dim=1, keepdim=True)
-    scaled: Tensor = vectors / peak.masked_fill(peak == 0, 1.0)
-    # At least 1 now, or 0 for a zero row.
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled / length.clamp_min(1.0)
+    scaled: Tensor = _Unit.apply(vectors)[0]  # type: ignore[no-untyped-call]
+    return scaled
+
+
+class _Unit(torch.autograd.Function):
+    """u = x/‖x‖ and ‖x‖, with the gradient in its short form: that of u is (g − (gᵀu) u)/‖x‖."""
+
+    @staticmethod
+    def forward(vectors: Tensor) -> tuple[Tensor, Tensor]:
+        # The largest entry first, so that squares neither overflow nor vanish.
+        peak = torch.linalg.vector_norm(vectors, float("inf"), dim=1, keepdim=True)
+        peak = peak.masked_fill(peak == 0, 1.0)
+        scaled = vectors / peak
+        length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(1.0)  # below 1: a zero row
+        return scaled / length, peak * length
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: _Context, of_unit: Tensor | None, of_length: Tensor | None) -> Tensor | None:
+        scaled, length = ctx.saved_tensors
+        gradient = None
+        if of_unit is not None:
+            along = (of_unit * scaled).sum(dim=1, keepdim=True)
+            gradient = torch.addcmul(of_unit, along, scaled, value=-1) / length
+        if of_length is not None:  # only where the gradient is itself differentiated
+            gradient = of_length * scaled if gradient is None else gradient + of_length * scaled
+        return gradient
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """The product of every row of `left` with every row of `right`."""
+    if left is right:
+        own: Tensor = _OwnProducts.apply(left)  # type: ignore[no-untyped-call]
+        return own
+    return left @ right.T
+
+
+class _OwnProducts(torch.autograd.Function):
+    """UUᵀ, whose gradient is (G + Gᵀ) U: one product in place of the two of U as left and as right side."""
+
+    @staticmethod
+    def forward(vectors: Tensor) -> Tensor:
+        return vectors @ vectors.T
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: _Context, gradient: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        with full_precision(vectors):
+            return (gradient + gradient.T) @ vectors
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -206,7 +264,7 @@ class Pairs:
     @property  # type: ignore[no-redef]
     def similarity(self) -> Tensor:
         """[Q, C] cosine, or what the pairs were given in its place."""
-        return self._once("similarity", lambda: self.unit_queries @ self.unit_candidates.T)
+        return self._once("similarity", lambda: _products(self.unit_queries, self.unit_candidates))
 
     @property
     def distance(self) -> Tensor:
@@ -221,6 +279,9 @@ class Pairs:
         tensor([[0., 0.],
                 [0., 0.]])
         """
+        return self._once("distance", self._distance)
+
+    def _distance(self) -> Tensor:
         squared = 2 - 2 * self.similarity
         apart = squared > 16 * torch.finfo(squared.dtype).eps
         return torch.where(apart, squared, 1.0).sqrt() * apart
@@ -234,7 +295,9 @@ class Pairs:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        return self._once("candidate_similarity", lambda: self.unit_candidates @ self.unit_candidates.T)
+        return self._once(
+            "candidate_similarity", lambda: _products(self.unit_candidates, self.unit_candidates)
+        )
 
     def with_constant_candidates(self) -> Pairs:
         """The same pairs, but only the queries receive gradient.

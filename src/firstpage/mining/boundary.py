@@ -37,8 +37,8 @@ def boundary(k: int = 5, margin: float = 0.1) -> Strategy:
 def _boundary(pairs: Pairs, generator: Generator | None, *, k: int, margin: float) -> Mined:
     similarity = pairs.similarity.detach()
     k = min(k, similarity.shape[1])  # with fewer candidates than k, all of them are on the page
-    best_positives, positives = similarity.masked_fill(~pairs.positive, -torch.inf).topk(k)  # [Q, k]
-    best_negatives, negatives = similarity.masked_fill(~pairs.negative, -torch.inf).topk(k)
+    best_positives, positives = torch.where(pairs.positive, similarity, -torch.inf).topk(k)  # [Q, k]
+    best_negatives, negatives = torch.where(pairs.negative, similarity, -torch.inf).topk(k)
     # The page's k are among the k best of either kind.
     page, place = torch.cat([best_positives, best_negatives + margin], dim=1).topk(k)
     on_page = ((place < k) & (page > -torch.inf)).sum(dim=1, keepdim=True)  # positives on the page

@@ -123,7 +123,7 @@ def _semihard(
         bound = similarity if positives is None else similarity.gather(1, positives)  # [Q, M]
     negatives = _similarity_of_negatives(pairs)
     if bound.shape[1] == 1:
-        negatives = negatives.masked_fill(negatives >= bound, -torch.inf)
+        negatives = torch.where(negatives < bound, negatives, -torch.inf)
         best, index = negatives.max(dim=1, keepdim=True)
         found = best > -torch.inf
     else:
@@ -155,12 +155,12 @@ def _distance_weighted(
     # Just short of the cutoff, because at d = 2 the density is 0 and its logarithm has no value.
     log_weight = -log_density(distance.clamp(floor, cutoff - 1e-6), pairs.queries.shape[1]) / temperature
     lowest = torch.finfo(log_weight.dtype).min
-    weight = log_weight.masked_fill(~allowed, lowest).softmax(dim=1) * allowed
+    weight = torch.where(allowed, log_weight, lowest).softmax(dim=1) * allowed
     return _draw(weight, allowed, mask, generator)
 
 
 def _similarity_of_negatives(pairs: Pairs) -> Tensor:
-    return pairs.similarity.detach().masked_fill(~pairs.negative, -torch.inf)
+    return torch.where(pairs.negative, pairs.similarity.detach(), -torch.inf)
 
 
 def _draw(weight: Tensor, allowed: Tensor, mask: Tensor, generator: Generator | None) -> _Chosen:
