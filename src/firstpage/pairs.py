@@ -11,10 +11,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F
 
 from firstpage.errors import UserError
 
@@ -79,6 +81,24 @@ class _Unit(torch.autograd.Function):
         return gradient
 
 
+class _Distance(torch.autograd.Function):
+    """d = √(2 − 2s), whose gradient is −g/d, and 0 where d is 0."""
+
+    @staticmethod
+    def forward(similarity: Tensor) -> Tensor:
+        blur = 16 * torch.finfo(similarity.dtype).eps
+        return F.threshold(2 - 2 * similarity, blur, 0.0).sqrt()
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: _Context, gradient: Tensor) -> Tensor:
+        (distance,) = ctx.saved_tensors
+        return gradient / torch.where(distance > 0, -distance, -torch.inf)
+
+
 def _products(left: Tensor, right: Tensor) -> Tensor:
     """The product of every row of `left` with every row of `right`."""
     if left is right:
@@ -134,6 +154,7 @@ class Pairs:
     negative: Tensor  # [Q, C] bool: of another class
     image_ids: Tensor | None = None  # [Q] which image each query is
     _computed: dict[str, Tensor] = field(init=False, repr=False)  # what was read so far
+    _cosine: bool = field(init=False, repr=False)  # whether the similarity is the cosine of the vectors here
     _with_gradient: bool = field(init=False, repr=False)
 
     def __init__(
@@ -156,6 +177,7 @@ class Pairs:
         keep("negative", negative)
         keep("image_ids", image_ids)
         keep("_computed", {} if similarity is None else {"similarity": similarity})
+        keep("_cosine", similarity is None)
         keep("_with_gradient", torch.is_grad_enabled())  # now, wherever it is first read
 
     @classmethod
@@ -279,12 +301,7 @@ class Pairs:
         tensor([[0., 0.],
                 [0., 0.]])
         """
-        return self._once("distance", self._distance)
-
-    def _distance(self) -> Tensor:
-        squared = 2 - 2 * self.similarity
-        apart = squared > 16 * torch.finfo(squared.dtype).eps
-        return torch.where(apart, squared, 1.0).sqrt() * apart
+        return self._once("distance", lambda: cast(Tensor, _Distance.apply(self.similarity)))  # type: ignore[no-untyped-call]
 
     @property
     def candidate_similarity(self) -> Tensor:
