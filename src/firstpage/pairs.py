@@ -56,18 +56,14 @@ class _Unit(torch.autograd.Function):
     """u = x/‖x‖ and ‖x‖, with the gradient in its short form: that of u is (g − (gᵀu) u)/‖x‖."""
 
     @staticmethod
-    def forward(vectors: Tensor) -> tuple[Tensor, Tensor]:
-        # The largest entry first, so that squares neither overflow nor vanish.
-        peak = torch.linalg.vector_norm(vectors, float("inf"), dim=1, keepdim=True)
-        peak = peak.masked_fill(peak == 0, 1.0)
-        scaled = vectors / peak
-        length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(1.0)  # below 1: a zero row
-        return scaled / length, peak * length
-
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output)
+    def forward(ctx: _Context, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        # In float64, so that squares neither overflow nor vanish.
+        length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
+        length = length.masked_fill(length == 0, 1.0).to(vectors.dtype)
+        scaled = vectors / length
+        ctx.save_for_backward(scaled, length)
         ctx.set_materialize_grads(False)
+        return scaled, length
 
     @staticmethod
     def backward(ctx: _Context, of_unit: Tensor | None, of_length: Tensor | None) -> Tensor | None:
@@ -85,13 +81,11 @@ class _Distance(torch.autograd.Function):
     """d = √(2 − 2s), whose gradient is −g/d, and 0 where d is 0."""
 
     @staticmethod
-    def forward(similarity: Tensor) -> Tensor:
+    def forward(ctx: _Context, similarity: Tensor) -> Tensor:
         blur = 16 * torch.finfo(similarity.dtype).eps
-        return F.threshold(2 - 2 * similarity, blur, 0.0).sqrt()
-
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
+        distance = F.threshold(2 - 2 * similarity, blur, 0.0).sqrt()
+        ctx.save_for_backward(distance)
+        return distance
 
     @staticmethod
     def backward(ctx: _Context, gradient: Tensor) -> Tensor:
@@ -111,12 +105,9 @@ class _OwnProducts(torch.autograd.Function):
     """UUᵀ, whose gradient is (G + Gᵀ) U: one product in place of the two of U as left and as right side."""
 
     @staticmethod
-    def forward(vectors: Tensor) -> Tensor:
+    def forward(ctx: _Context, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors)
         return vectors @ vectors.T
-
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: _Context, gradient: Tensor) -> Tensor:
