@@ -121,9 +121,9 @@ class Pairs:
     """Every query compared with every candidate: similarity, distance, who is positive, who negative.
 
     Build it with `Pairs.of`. All matrices are [queries × candidates]; the similarity is the cosine, in
-    float32 (float64 if the embeddings are) even under autocast, and differentiable. It is computed when it is
-    first read, and then kept: a loss over proxies never reads it. An image is neither positive nor negative
-    to itself.
+    float32 (float64 if the embeddings are) even under autocast, and differentiable. It and the masks are
+    computed when they are first read, and kept: a loss over proxies never reads them. An image is neither
+    positive nor negative to itself.
 
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
     >>> pairs.similarity
@@ -144,6 +144,7 @@ class Pairs:
     positive: Tensor  # [Q, C] bool: of the query's class, and another image
     negative: Tensor  # [Q, C] bool: of another class
     image_ids: Tensor | None = None  # [Q] which image each query is
+    candidate_ids: Tensor | None = None  # [C] likewise
     _computed: dict[str, Tensor] = field(init=False, repr=False)  # what was read so far
     _cosine: bool = field(init=False, repr=False)  # whether the similarity is the cosine of the vectors here
     _with_gradient: bool = field(init=False, repr=False)
@@ -155,19 +156,20 @@ class Pairs:
         candidates: Tensor,
         candidate_labels: Tensor,
         similarity: Tensor | None,  # None: the cosine
-        positive: Tensor,
-        negative: Tensor,
+        positive: Tensor | None,  # None: by the labels
+        negative: Tensor | None,
         image_ids: Tensor | None = None,
+        candidate_ids: Tensor | None = None,
     ) -> None:
         keep = partial(object.__setattr__, self)
         keep("queries", queries)
         keep("labels", labels)
         keep("candidates", candidates)
         keep("candidate_labels", candidate_labels)
-        keep("positive", positive)
-        keep("negative", negative)
         keep("image_ids", image_ids)
-        keep("_computed", {} if similarity is None else {"similarity": similarity})
+        keep("candidate_ids", candidate_ids)
+        given = {"similarity": similarity, "positive": positive, "negative": negative}
+        keep("_computed", {name: value for name, value in given.items() if value is not None})
         keep("_cosine", similarity is None)
         keep("_with_gradient", torch.is_grad_enabled())  # now, wherever it is first read
 
@@ -229,22 +231,24 @@ class Pairs:
         if image_ids is not None and candidate_ids is not None:
             _check_integers("image_ids", image_ids, embeddings)
             _check_integers("candidate_ids", candidate_ids, candidates)
+            own_ids = candidate_ids is image_ids
+            image_ids = image_ids.long()
+            candidate_ids = image_ids if own_ids else candidate_ids.long()
         # As torch reads an index: uint8 would be taken for a mask.
         labels, candidate_labels = labels.long(), candidate_labels.long()
-        own = candidates is embeddings
-        positive, negative = _masks(labels, candidate_labels, image_ids, candidate_ids, own)
         # float16 and bfloat16 become float32; float64 stays
         dtype = torch.promote_types(torch.promote_types(embeddings.dtype, candidates.dtype), torch.float32)
         queries = embeddings.to(dtype)
         return cls(
             queries=queries,
             labels=labels,
-            candidates=queries if own else candidates.to(dtype),
+            candidates=queries if candidates is embeddings else candidates.to(dtype),
             candidate_labels=candidate_labels,
             similarity=None,
-            positive=positive,
-            negative=negative,
-            image_ids=None if image_ids is None else image_ids.long(),
+            positive=None,
+            negative=None,
+            image_ids=image_ids,
+            candidate_ids=candidate_ids,
         )
 
     def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
@@ -278,6 +282,25 @@ class Pairs:
     def similarity(self) -> Tensor:
         """[Q, C] cosine, or what the pairs were given in its place."""
         return self._once("similarity", lambda: _products(self.unit_queries, self.unit_candidates))
+
+    @property  # type: ignore[no-redef]
+    def positive(self) -> Tensor:
+        """[Q, C] of the query's class, and another image."""
+        return self._mask("positive")
+
+    @property  # type: ignore[no-redef]
+    def negative(self) -> Tensor:
+        """[Q, C] of another class."""
+        return self._mask("negative")
+
+    def _mask(self, name: str) -> Tensor:
+        if name not in self._computed:
+            own = self.candidates is self.queries
+            ids = self.image_ids, self.candidate_ids
+            positive, negative = _masks(self.labels, self.candidate_labels, *ids, own)
+            self._computed.setdefault("positive", positive)
+            self._computed.setdefault("negative", negative)
+        return self._computed[name]
 
     @property
     def distance(self) -> Tensor:
@@ -474,7 +497,7 @@ def check_range(name: str, index: Tensor, count: int, owner: str) -> None:
     """
     if torch.compiler.is_compiling() or index.device.type != "cpu":
         return
-    low, high = int(index.min()), int(index.max())
+    low, high = (int(value) for value in index.aminmax())
     if low < 0 or high >= count:
         raise UserError(
             f"{name} run from {low} to {high}: {owner} knows 0 to {count - 1}: "
