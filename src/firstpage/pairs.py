@@ -113,7 +113,9 @@ class _OwnProducts(torch.autograd.Function):
     def backward(ctx: _Context, gradient: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
         with full_precision(vectors):
-            return (gradient + gradient.T) @ vectors
+            # On a CPU, to add a transposed view is as slow as the product that is saved.
+            transposed = gradient.T.contiguous() if gradient.device.type == "cpu" else gradient.T
+            return (gradient + transposed) @ vectors
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -326,9 +328,10 @@ class Pairs:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        return self._once(
-            "candidate_similarity", lambda: _products(self.unit_candidates, self.unit_candidates)
-        )
+        if self.candidates is self.queries and self._cosine:
+            return self.similarity
+        vectors = self.unit_candidates
+        return self._once("candidate_similarity", lambda: _products(vectors, vectors))
 
     def with_constant_candidates(self) -> Pairs:
         """The same pairs, but only the queries receive gradient.

@@ -22,17 +22,25 @@ def npair(pairs: Pairs, l2: float = 0.02) -> Tensor:
     # On the CPU, where looking is free, only the anchors are compared: one of each class.
     look = pairs.labels.device.type == "cpu" and not torch.compiler.is_compiling()
     rows = anchor.nonzero()[:, 0] if look else slice(None)
-    queries, labels, anchor = pairs.queries[rows], pairs.labels[rows], anchor[rows]
-    positives = pairs.candidates[partner[rows]]  # f_j⁺
+    labels, partner = pairs.labels[rows], partner[rows]
+    if isinstance(rows, Tensor) and pairs.candidates is pairs.queries:
+        both = pairs.queries[torch.stack([rows, partner])]  # in one, so that their gradients are
+    else:
+        both = torch.stack([pairs.queries[rows], pairs.candidates[partner]])
+    queries, positives = both  # f_i and f_i⁺
     with full_precision(queries):
         product = queries @ positives.T  # f_iᵀf_j⁺
-    others = anchor & (labels[:, None] != labels)
+    others = labels[:, None] != labels
+    if not look:
+        others = others & anchor
     cost = F.softplus(masked_logsumexp(product, others) - product.diagonal())
     if l2:
-        cost = cost + l2 * (queries.square() + positives.square()).sum(dim=1)
-    paired = anchor & others.any(dim=1)
+        cost = cost + l2 * both.square().sum(dim=(0, 2))
+    paired = others.any(dim=1)
+    if not look:
+        paired = paired & anchor
     terms = torch.where(paired, cost, 0.0) * (len(pairs.labels) / paired.sum().clamp_min(1))
-    return terms if isinstance(rows, slice) else terms.new_zeros(len(partner)).index_copy(0, rows, terms)
+    return terms if isinstance(rows, slice) else terms.new_zeros(len(pairs.labels)).index_copy(0, rows, terms)
 
 
 def _first_pairs(pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ def soft_triple(
     """
     to_centers = pairs.similarity.reshape(len(pairs.labels), -1, per_class)  # [Q, C, K]
     to_class = ((to_centers / gamma).softmax(dim=2) * to_centers).sum(dim=2)  # [Q, C]
-    own = pairs.positive[:, ::per_class]
+    own = pairs.labels[:, None] == pairs.candidate_labels[::per_class]
     logits = scale * (to_class - delta * own)
     cost = torch.where(own.any(dim=1), logits.logsumexp(dim=1) - masked_sum(logits, own), 0.0)
     return cost + tau * _mean_spread(pairs.unit_candidates, per_class) if tau else cost
