@@ -8,114 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
-from torch.nn import functional as F
 
+from firstpage._sphere import distances, full_precision, products, scale_gradient, unit
 from firstpage.errors import UserError
 
-
-class _Context(FunctionCtx):
-    """What a forward pass leaves for the backward pass."""
-
-    saved_tensors: tuple[Tensor, ...]
-
-
-def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast does not touch the arithmetic on `tensor`'s device.
-
-    Similarities decide ranks, and bfloat16 has three decimal digits: half of a batch would tie. (It does not
-    undo `torch.set_float32_matmul_precision("high")`, by which a user allows TF32 everywhere.)
-
-    >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.ones(2, 2)):
-    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    torch.float32
-    """
-    kind = tensor.device.type
-    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """Rows scaled to length one. A zero row stays zero, with a finite gradient.
-
-    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-    scaled: Tensor = _Unit.apply(vectors)[0]  # type: ignore[no-untyped-call]
-    return scaled
-
-
-class _Unit(torch.autograd.Function):
-    """u = x/‖x‖ and ‖x‖, with the gradient in its short form: that of u is (g − (gᵀu) u)/‖x‖."""
-
-    @staticmethod
-    def forward(ctx: _Context, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        # In float64, so that squares neither overflow nor vanish.
-        length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
-        length = length.masked_fill(length == 0, 1.0).to(vectors.dtype)
-        scaled = vectors / length
-        ctx.save_for_backward(scaled, length)
-        ctx.set_materialize_grads(False)
-        return scaled, length
-
-    @staticmethod
-    def backward(ctx: _Context, of_unit: Tensor | None, of_length: Tensor | None) -> Tensor | None:
-        scaled, length = ctx.saved_tensors
-        gradient = None
-        if of_unit is not None:
-            along = (of_unit * scaled).sum(dim=1, keepdim=True)
-            gradient = torch.addcmul(of_unit, along, scaled, value=-1) / length
-        if of_length is not None:  # only where the gradient is itself differentiated
-            gradient = of_length * scaled if gradient is None else gradient + of_length * scaled
-        return gradient
-
-
-class _Distance(torch.autograd.Function):
-    """d = √(2 − 2s), whose gradient is −g/d, and 0 where d is 0."""
-
-    @staticmethod
-    def forward(ctx: _Context, similarity: Tensor) -> Tensor:
-        blur = 16 * torch.finfo(similarity.dtype).eps
-        distance = F.threshold(2 - 2 * similarity, blur, 0.0).sqrt()
-        ctx.save_for_backward(distance)
-        return distance
-
-    @staticmethod
-    def backward(ctx: _Context, gradient: Tensor) -> Tensor:
-        (distance,) = ctx.saved_tensors
-        return gradient / torch.where(distance > 0, -distance, -torch.inf)
-
-
-def _products(left: Tensor, right: Tensor) -> Tensor:
-    """The product of every row of `left` with every row of `right`."""
-    if left is right:
-        own: Tensor = _OwnProducts.apply(left)  # type: ignore[no-untyped-call]
-        return own
-    return left @ right.T
-
-
-class _OwnProducts(torch.autograd.Function):
-    """UUᵀ, whose gradient is (G + Gᵀ) U: one product in place of the two of U as left and as right side."""
-
-    @staticmethod
-    def forward(ctx: _Context, vectors: Tensor) -> Tensor:
-        ctx.save_for_backward(vectors)
-        return vectors @ vectors.T
-
-    @staticmethod
-    def backward(ctx: _Context, gradient: Tensor) -> Tensor:
-        (vectors,) = ctx.saved_tensors
-        with full_precision(vectors):
-            # On a CPU, to add a transposed view is as slow as the product that is saved.
-            transposed = gradient.T.contiguous() if gradient.device.type == "cpu" else gradient.T
-            return (gradient + transposed) @ vectors
+__all__ = ["Pairs", "check_range", "full_precision", "scale_gradient", "unit"]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -283,7 +185,7 @@ class Pairs:
     @property  # type: ignore[no-redef]
     def similarity(self) -> Tensor:
         """[Q, C] cosine, or what the pairs were given in its place."""
-        return self._once("similarity", lambda: _products(self.unit_queries, self.unit_candidates))
+        return self._once("similarity", lambda: products(self.unit_queries, self.unit_candidates))
 
     @property  # type: ignore[no-redef]
     def positive(self) -> Tensor:
@@ -317,7 +219,7 @@ class Pairs:
         tensor([[0., 0.],
                 [0., 0.]])
         """
-        return self._once("distance", lambda: cast(Tensor, _Distance.apply(self.similarity)))  # type: ignore[no-untyped-call]
+        return self._once("distance", lambda: distances(self.similarity))
 
     @property
     def candidate_similarity(self) -> Tensor:
@@ -331,7 +233,7 @@ class Pairs:
         if self.candidates is self.queries and self._cosine:
             return self.similarity
         vectors = self.unit_candidates
-        return self._once("candidate_similarity", lambda: _products(vectors, vectors))
+        return self._once("candidate_similarity", lambda: products(vectors, vectors))
 
     def with_constant_candidates(self) -> Pairs:
         """The same pairs, but only the queries receive gradient.
@@ -420,19 +322,6 @@ class _WeightedPairs(Pairs):
     def with_constant_candidates(self) -> Pairs:
         pairs = super().with_constant_candidates()
         return replace(pairs, similarity=scale_gradient(pairs.similarity, self.weights))
-
-
-def scale_gradient(values: Tensor, factor: Tensor | float) -> Tensor:
-    """The same values, whose gradient is multiplied by a factor; −1 reverses it.
-
-    >>> values = torch.ones(2, requires_grad=True)
-    >>> scaled = scale_gradient(values, torch.tensor([5.0, -1.0]))
-    >>> scaled.sum().backward()
-    >>> scaled.detach(), values.grad
-    (tensor([1., 1.]), tensor([ 5., -1.]))
-    """
-    constant = values.detach()
-    return constant + (values - constant) * factor
 
 
 def _masks(
