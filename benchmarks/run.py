@@ -19,6 +19,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,17 +30,23 @@ HERE = Path(__file__).parent
 PACKAGES = ("torch", "pytorch-metric-learning", "faiss-cpu", "scikit-learn", "numpy")
 
 
-def tables() -> dict[str, Callable[[Options], Iterator[Case]]]:
-    """What is measured, by the name of its table."""
-    from compared import losses, mining, retrieval, sampling
+TABLES = {  # where the cases of a table come from
+    "losses": ("losses", "cases"),
+    "mining": ("mining", "cases"),
+    "sampling": ("sampling", "cases"),
+    "evaluation": ("retrieval", "evaluation_cases"),
+    "search": ("retrieval", "search_cases"),
+}
 
-    return {
-        "losses": losses.cases,
-        "mining": mining.cases,
-        "sampling": sampling.cases,
-        "evaluation": retrieval.evaluation_cases,
-        "search": retrieval.search_cases,
-    }
+
+def cases_of(table: str, options: Options) -> Iterator[Case]:
+    """The cases of a table; none, with a line that says so, where a package for it is missing."""
+    module, name = TABLES[table]
+    try:
+        cases: Callable[[Options], Iterator[Case]] = getattr(import_module(f"compared.{module}"), name)
+        yield from cases(options)
+    except ImportError as error:
+        print(f"{table:10} left out: {error}", flush=True)
 
 
 def about(options: Options) -> dict[str, object]:
@@ -69,8 +76,8 @@ def run(options: Options, out: Path) -> int:
     kept = json.loads(file.read_text()) if file.exists() else {}
     rows = kept.get("rows", {}) if kept.get("machine") == machine and options.names else {}
     wrong = 0
-    for table, cases in tables().items():
-        for case in cases(options):
+    for table in TABLES:
+        for case in cases_of(table, options):
             row = measure(case, options)
             rows.setdefault(table, {})[f"{case.name} {case.size}"] = row
             wrong += row["same"] is False

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -50,21 +50,24 @@ class Options:
 
 
 def has(package: str) -> bool:
-    """Whether a peer is installed."""
-    return find_spec(package) is not None
+    """Whether a peer is installed, with all that it needs."""
+    try:
+        import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 def measure(case: Case, options: Options) -> dict[str, object]:
     """The figures of one case: each side's times by turns, operations and memory, and what was compared."""
-    row: dict[str, object] = {"name": case.name, "size": case.size, "note": case.note, "same": None}
-    if case.same is not None and len(case.sides) > 1:
+    sides, failures = _able(case.sides)
+    note = "; ".join(filter(None, [case.note, *failures]))
+    row: dict[str, object] = {"name": case.name, "size": case.size, "note": note, "same": None}
+    if case.same is not None and len(sides) > 1 and not failures:
         ours, theirs = (torch.as_tensor(value).detach().double().cpu() for value in case.same())
         error = float(((ours - theirs).abs() / theirs.abs().clamp_min(1e-6)).max())
         row["error"], row["same"] = float(f"{error:.2g}"), error < case.tolerance
-    for call in case.sides.values():  # the first calls load kernels and start threads
-        for _ in range(3):
-            call()
-    times = by_turns(case.sides, options)
+    times = by_turns(sides, options)
     row["sides"] = {
         name: {
             "median": statistics.median(times[name]),
@@ -73,9 +76,25 @@ def measure(case: Case, options: Options) -> dict[str, object]:
             "operations": operations(call, options.device),
             "MiB": round(peak_memory(call, options.device), 1),
         }
-        for name, call in case.sides.items()
+        for name, call in sides.items()
     }
     return row
+
+
+def _able(sides: dict[str, Callable[[], object]]) -> tuple[dict[str, Callable[[], object]], list[str]]:
+    """The sides that can do the work, and why the others cannot; the first calls also load kernels."""
+    able, failures = {}, []
+    for name, call in sides.items():
+        try:
+            for _ in range(3):
+                call()
+            able[name] = call
+        except RuntimeError as error:  # a peer that runs out of memory
+            if name == OURS:
+                raise
+            failures.append(f"{name} fails: {str(error).splitlines()[0][:60]}")
+            torch.cuda.empty_cache()
+    return able, failures
 
 
 def synchronize(device: torch.device) -> None:

@@ -36,7 +36,7 @@ def _evaluation(name: str, images: int, classes: int, options: Options) -> Case:
     sides: dict[str, Callable[[], object]] = {OURS: ours}
     same, note = None, "they compute P@1, P@R, MAP@R; here also P@k, R@k, mAP, MRR, AUC and two curves"
     large = name == "online-products" and options.device.type == "cpu"
-    if has("pytorch_metric_learning") and not large:
+    if has("pytorch_metric_learning.utils.accuracy_calculator") and not large:
         from pytorch_metric_learning.distances import CosineSimilarity
         from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
         from pytorch_metric_learning.utils.inference import CustomKNN
