@@ -41,7 +41,12 @@ class _Context(FunctionCtx):
 
 
 def _short(tensor: Tensor) -> bool:
-    """Whether gradients are computed in the short form: not where there are none, and not by `torch.func`."""
+    """Whether gradients are computed in the short form: not where there are none, and not by `torch.func`.
+
+    A compiler gets the plain formulas, which it differentiates and fuses by itself.
+    """
+    if torch.compiler.is_compiling():
+        return False
     wanted = tensor.requires_grad and torch.is_grad_enabled()
     return wanted and not torch._C._are_functorch_transforms_active()
 
