@@ -135,6 +135,10 @@ def render(out: Path) -> str:
 
 
 def _table(table: str, rows: list[dict]) -> list[str]:  # type: ignore[type-arg]
+    names = [row["name"] for row in rows]
+    rows = sorted(
+        rows, key=lambda row: names.index(row["name"])
+    )  # what was measured later stands with its name
     text = [f"### {table.capitalize()}\n"]
     ratios = [ratio for row in rows for ratio in list(_ratios(row).values())[:1]]
     if ratios:
