@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: help test lint types unit format demo docs clean
+.PHONY: help test lint types unit format demo docs bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -42,6 +42,9 @@ $(VENV)/.docs-ready: $(VENV)/.ready
 docs: $(VENV)/.docs-ready ## build the documentation into site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "wrote site/index.html"
+
+bench: $(VENV)/.ready ## measure beside other packages, and write benchmarks/RESULTS.md; BENCH="--only losses" for a part
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -175,7 +175,7 @@ def exponents(part: Part, seconds: list[float]) -> list[float]:
 def draw(found: dict[str, list[float]], path: Path) -> None:
     """Time against size, both as multiples of the smallest: parts that are quadratic, and linear ones."""
     style = make_style()
-    figure, panels = style.panels(2)
+    figure, panels = style.panels(1, 2, width=16)
     for axes, exponent, title in zip(
         panels, (2.0, 1.0), ("should be quadratic", "should be linear"), strict=True
     ):

@@ -20,6 +20,7 @@ LAYERS = [
     {"_types", "_plugins", "durable"},
     {"_reading"},
     {"recipes"},
+    {"_sphere"},
     {"pairs"},
     {"mining"},
     {"losses"},

@@ -6,49 +6,27 @@ are the batch itself, all ranks' batches, a cross-batch memory or a whole galler
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from firstpage._sphere import distances, full_precision, products, scale_gradient, unit
 from firstpage.errors import UserError
 
-
-def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast does not touch the arithmetic on `tensor`'s device.
-
-    Similarities decide ranks, and bfloat16 has three decimal digits: half of a batch would tie. (It does not
-    undo `torch.set_float32_matmul_precision("high")`, by which a user allows TF32 everywhere.)
-
-    >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.ones(2, 2)):
-    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    torch.float32
-    """
-    kind = tensor.device.type
-    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+__all__ = ["Pairs", "check_range", "full_precision", "scale_gradient", "unit"]
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """Rows scaled to length one. A zero row stays zero, with a finite gradient.
-
-    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-    # The largest entry first, so that squares neither overflow nor vanish; it is a constant factor.
-    peak = vectors.detach().abs().amax(dim=1, keepdim=True)
-    scaled = vectors / peak.masked_fill(peak == 0, 1.0)
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled / length.masked_fill(length == 0, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Pairs:
     """Every query compared with every candidate: similarity, distance, who is positive, who negative.
 
     Build it with `Pairs.of`. All matrices are [queries × candidates]; the similarity is the cosine, in
-    float32 (float64 if the embeddings are) even under autocast, and differentiable. An image is neither
+    float32 (float64 if the embeddings are) even under autocast, and differentiable. It and the masks are
+    computed when they are first read, and kept: a loss over proxies never reads them. An image is neither
     positive nor negative to itself.
 
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
@@ -70,6 +48,34 @@ class Pairs:
     positive: Tensor  # [Q, C] bool: of the query's class, and another image
     negative: Tensor  # [Q, C] bool: of another class
     image_ids: Tensor | None = None  # [Q] which image each query is
+    candidate_ids: Tensor | None = None  # [C] likewise
+    _computed: dict[str, Tensor] = field(init=False, repr=False)  # what was read so far
+    _cosine: bool = field(init=False, repr=False)  # whether the similarity is the cosine of the vectors here
+    _with_gradient: bool = field(init=False, repr=False)
+
+    def __init__(
+        self,
+        queries: Tensor,
+        labels: Tensor,
+        candidates: Tensor,
+        candidate_labels: Tensor,
+        similarity: Tensor | None,  # None: the cosine
+        positive: Tensor | None,  # None: by the labels
+        negative: Tensor | None,
+        image_ids: Tensor | None = None,
+        candidate_ids: Tensor | None = None,
+    ) -> None:
+        keep = partial(object.__setattr__, self)
+        keep("queries", queries)
+        keep("labels", labels)
+        keep("candidates", candidates)
+        keep("candidate_labels", candidate_labels)
+        keep("image_ids", image_ids)
+        keep("candidate_ids", candidate_ids)
+        given = {"similarity": similarity, "positive": positive, "negative": negative}
+        keep("_computed", {name: value for name, value in given.items() if value is not None})
+        keep("_cosine", similarity is None)
+        keep("_with_gradient", torch.is_grad_enabled())  # now, wherever it is first read
 
     @classmethod
     def of(
@@ -123,37 +129,82 @@ class Pairs:
                     f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
                     "embed both with the same model"
                 )
-        if candidates is embeddings:
-            itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        else:
-            itself = torch.zeros(1, 1, dtype=torch.bool, device=labels.device)
         if (image_ids is None) != (candidate_ids is None):
             missing = "image_ids" if image_ids is None else "candidate_ids"
             raise UserError(f"{missing}=None: image_ids and candidate_ids go together: pass {missing} too")
         if image_ids is not None and candidate_ids is not None:
             _check_integers("image_ids", image_ids, embeddings)
             _check_integers("candidate_ids", candidate_ids, candidates)
-            itself = itself | (image_ids[:, None] == candidate_ids[None, :])
+            own_ids = candidate_ids is image_ids
             image_ids = image_ids.long()
-
+            candidate_ids = image_ids if own_ids else candidate_ids.long()
         # As torch reads an index: uint8 would be taken for a mask.
         labels, candidate_labels = labels.long(), candidate_labels.long()
-        same = labels[:, None] == candidate_labels[None, :]  # [Q, C]
         # float16 and bfloat16 become float32; float64 stays
         dtype = torch.promote_types(torch.promote_types(embeddings.dtype, candidates.dtype), torch.float32)
-        with full_precision(embeddings):
-            queries = embeddings.to(dtype)
-            candidates = queries if candidates is embeddings else candidates.to(dtype)
-            return cls(
-                queries=queries,
-                labels=labels,
-                candidates=candidates,
-                candidate_labels=candidate_labels,
-                similarity=unit(queries) @ unit(candidates).T,
-                positive=same & ~itself,
-                negative=~same & ~itself,
-                image_ids=image_ids,
-            )
+        queries = embeddings.to(dtype)
+        return cls(
+            queries=queries,
+            labels=labels,
+            candidates=queries if candidates is embeddings else candidates.to(dtype),
+            candidate_labels=candidate_labels,
+            similarity=None,
+            positive=None,
+            negative=None,
+            image_ids=image_ids,
+            candidate_ids=candidate_ids,
+        )
+
+    def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What `compute` returns, which is kept: mining and losses share it."""
+        if name not in self._computed:
+            with torch.set_grad_enabled(self._with_gradient), full_precision(self.queries):
+                self._computed[name] = compute()
+        return self._computed[name]
+
+    @property
+    def unit_queries(self) -> Tensor:
+        """[Q, D] the queries, scaled to length one.
+
+        >>> Pairs.of(torch.tensor([[3.0, 4.0]]), torch.tensor([0])).unit_queries
+        tensor([[0.6000, 0.8000]])
+        """
+        return self._once("queries", lambda: unit(self.queries))
+
+    @property
+    def unit_candidates(self) -> Tensor:
+        """[C, D] the candidates, scaled to length one.
+
+        >>> Pairs.of(torch.tensor([[3.0, 4.0]]), torch.tensor([0])).unit_candidates
+        tensor([[0.6000, 0.8000]])
+        """
+        if self.candidates is self.queries:
+            return self.unit_queries
+        return self._once("candidates", lambda: unit(self.candidates))
+
+    @property  # type: ignore[no-redef]
+    def similarity(self) -> Tensor:
+        """[Q, C] cosine, or what the pairs were given in its place."""
+        return self._once("similarity", lambda: products(self.unit_queries, self.unit_candidates))
+
+    @property  # type: ignore[no-redef]
+    def positive(self) -> Tensor:
+        """[Q, C] of the query's class, and another image."""
+        return self._mask("positive")
+
+    @property  # type: ignore[no-redef]
+    def negative(self) -> Tensor:
+        """[Q, C] of another class."""
+        return self._mask("negative")
+
+    def _mask(self, name: str) -> Tensor:
+        if name not in self._computed:
+            own = self.candidates is self.queries
+            ids = self.image_ids, self.candidate_ids
+            positive, negative = _masks(self.labels, self.candidate_labels, *ids, own)
+            self._computed.setdefault("positive", positive)
+            self._computed.setdefault("negative", negative)
+        return self._computed[name]
 
     @property
     def distance(self) -> Tensor:
@@ -168,9 +219,7 @@ class Pairs:
         tensor([[0., 0.],
                 [0., 0.]])
         """
-        squared = 2 - 2 * self.similarity
-        apart = squared > 16 * torch.finfo(squared.dtype).eps
-        return torch.where(apart, squared, 1.0).sqrt() * apart
+        return self._once("distance", lambda: distances(self.similarity))
 
     @property
     def candidate_similarity(self) -> Tensor:
@@ -181,9 +230,10 @@ class Pairs:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        with full_precision(self.candidates):
-            vectors = unit(self.candidates)
-            return vectors @ vectors.T
+        if self.candidates is self.queries and self._cosine:
+            return self.similarity
+        vectors = self.unit_candidates
+        return self._once("candidate_similarity", lambda: products(vectors, vectors))
 
     def with_constant_candidates(self) -> Pairs:
         """The same pairs, but only the queries receive gradient.
@@ -194,9 +244,10 @@ class Pairs:
         >>> batch.grad.abs().sum(dim=1)
         tensor([2., 0., 0.])
         """
-        candidates = self.candidates.detach()
+        constant = self.unit_candidates.detach()
         with full_precision(self.queries):
-            return replace(self, candidates=candidates, similarity=unit(self.queries) @ unit(candidates).T)
+            similarity = self.unit_queries @ constant.T
+        return replace(self, candidates=self.candidates.detach(), similarity=similarity)
 
     def without_copies(self, threshold: float = 0.9999) -> Pairs:
         """The same pairs, where a candidate more similar than `threshold` is not a positive.
@@ -245,17 +296,10 @@ class Pairs:
         tensor([[0., 3.],
                 [3., 0.]])
         """
-        return _WeightedPairs(
-            self.queries,
-            self.labels,
-            self.candidates,
-            self.candidate_labels,
-            scale_gradient(self.similarity, weights),
-            self.positive,
-            self.negative,
-            self.image_ids,
-            weights,
-        )
+        scaled = scale_gradient(self.similarity, weights)
+        parts = (self.positive, self.negative, self.image_ids)
+        given = (self.queries, self.labels, self.candidates, self.candidate_labels, scaled, *parts)
+        return _WeightedPairs(*given, weights=weights)
 
 
 class _ProbedPairs(Pairs):
@@ -265,28 +309,37 @@ class _ProbedPairs(Pairs):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class _WeightedPairs(Pairs):
     """Pairs that stay weighted when their similarity is computed again."""
 
     weights: Tensor | float = 1.0
+
+    def __init__(self, *fields: Tensor | None, weights: Tensor | float = 1.0, **named: Tensor | None) -> None:
+        super().__init__(*fields, **named)  # type: ignore[arg-type]
+        object.__setattr__(self, "weights", weights)
 
     def with_constant_candidates(self) -> Pairs:
         pairs = super().with_constant_candidates()
         return replace(pairs, similarity=scale_gradient(pairs.similarity, self.weights))
 
 
-def scale_gradient(values: Tensor, factor: Tensor | float) -> Tensor:
-    """The same values, whose gradient is multiplied by a factor; −1 reverses it.
-
-    >>> values = torch.ones(2, requires_grad=True)
-    >>> scaled = scale_gradient(values, torch.tensor([5.0, -1.0]))
-    >>> scaled.sum().backward()
-    >>> scaled.detach(), values.grad
-    (tensor([1., 1.]), tensor([ 5., -1.]))
-    """
-    constant = values.detach()
-    return constant + (values - constant) * factor
+def _masks(
+    labels: Tensor,
+    candidate_labels: Tensor,
+    image_ids: Tensor | None,
+    candidate_ids: Tensor | None,
+    own: bool,
+) -> tuple[Tensor, Tensor]:
+    """Who is positive and who negative, [Q, C]; if `own`, query i and candidate i are one image."""
+    same = labels[:, None] == candidate_labels[None, :]
+    if image_ids is not None and candidate_ids is not None:
+        itself = image_ids[:, None] == candidate_ids[None, :]
+        if own and candidate_ids is not image_ids:
+            itself.fill_diagonal_(True)
+        return same & ~itself, ~(same | itself)
+    negative = ~same
+    return same.fill_diagonal_(False) if own else same, negative
 
 
 def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> None:
@@ -299,6 +352,8 @@ def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) ->
     _check_integers(labels_name, labels, vectors)
     # Reading a value on a GPU waits for it, and a compiled graph has no values: CPU only.
     if not torch.compiler.is_compiling() and vectors.device.type == "cpu":
+        if math.isfinite(vectors.detach().sum()):  # one pass; what is finite may still have no finite sum
+            return
         bad = ~vectors.detach().isfinite().all(dim=1)
         if bad.any():
             raise UserError(
@@ -334,7 +389,7 @@ def check_range(name: str, index: Tensor, count: int, owner: str) -> None:
     """
     if torch.compiler.is_compiling() or index.device.type != "cpu":
         return
-    low, high = int(index.min()), int(index.max())
+    low, high = (int(value) for value in index.aminmax())
     if low < 0 or high >= count:
         raise UserError(
             f"{name} run from {low} to {high}: {owner} knows 0 to {count - 1}: "

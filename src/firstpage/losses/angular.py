@@ -31,9 +31,10 @@ def _log_sum_over_negatives(pairs: Pairs, mined: Mined, scale: float) -> Tensor:
     among = pairs.candidate_similarity  # [C, C]
     if mined.positives is None and mined.negatives is None and not mined.paired:
         # Σ_n e^{s_an} e^{s_pn} is a matrix product, so no [Q, C, C] tensor. Exponents are at most 0.
-        of_query = torch.where(mined.negative_mask, (scale * (pairs.similarity - 1)).exp(), 0.0)
+        of_query = (scale * (pairs.similarity - 1)).exp()
+        of_positive = of_query if among is pairs.similarity else (scale * (among - 1)).exp()
         with full_precision(of_query):
-            total = of_query @ (scale * (among - 1)).exp().T
+            total = torch.where(mined.negative_mask, of_query, 0.0) @ of_positive.T
         return total.clamp_min(torch.finfo(total.dtype).tiny).log() + 2 * scale
     every = torch.arange(len(among), device=among.device).expand(len(pairs.labels), -1)
     positives = every if mined.positives is None else mined.positives  # [Q, M]

@@ -66,7 +66,7 @@ class Loss(nn.Module, ABC):
 
     def of(self, pairs: Pairs) -> Tensor:
         """The reduced loss of pairs that are there already, so that several users share one similarity."""
-        with full_precision(pairs.similarity):
+        with full_precision(pairs.queries):
             return self.reduced(self.terms(pairs))
 
     def reduced(self, terms: Tensor) -> Tensor:
@@ -162,7 +162,8 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     >>> masked_sum(torch.tensor([[1.0, 2.0, torch.inf]]), torch.tensor([[True, True, False]]))
     tensor([3.])
     """
-    return torch.where(mask, values, 0.0).sum(dim=1)
+    kept = torch.where(mask, values, 0.0)
+    return kept.squeeze(1) if kept.shape[1] == 1 else kept.sum(dim=1)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -171,6 +172,8 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     >>> masked_mean(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[True, True], [False, False]]))
     tensor([2., 0.])
     """
+    if mask.shape[1] == 1:  # one entry is its own mean
+        return masked_sum(values, mask)
     return masked_sum(values, mask) / mask.sum(dim=1).clamp_min(1)
 
 
@@ -180,4 +183,4 @@ def masked_logsumexp(values: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
     >>> masked_logsumexp(torch.zeros(2, 2), torch.tensor([[True, True], [False, False]])) > -1e30
     tensor([ True, False])
     """
-    return values.masked_fill(~mask, torch.finfo(values.dtype).min / 8).logsumexp(dim=dim)
+    return torch.where(mask, values, torch.finfo(values.dtype).min / 8).logsumexp(dim=dim)

@@ -25,12 +25,12 @@ def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0, form: Form = "s
     tensor(0.6627)
     """
     distance = pairs.distance
-    positive = mined.of_positives(distance).square() * mined.positive_mask
+    positive = mined.of_positives(distance).square() * mined.positive_mask.to(distance.dtype)
     apart = mined.of_negatives(distance)
     pushed = (margin - apart).relu().square() if form == "squared" else (margin - apart.square()).relu()
-    negative = pushed * mined.negative_mask
-    share = positive.sum(dim=1) / (positive > 0).sum().clamp_min(1)
-    return len(positive) * (share + negative.sum(dim=1) / (negative > 0).sum().clamp_min(1))
+    negative = pushed * mined.negative_mask.to(distance.dtype)
+    share = positive.sum(dim=1) / positive.count_nonzero().clamp_min(1)
+    return len(positive) * (share + negative.sum(dim=1) / negative.count_nonzero().clamp_min(1))
 
 
 class Contrastive(MinedLoss):

@@ -18,23 +18,21 @@ def histogram(pairs: Pairs, bins: int = 101) -> Tensor:
     >>> histogram(pairs).mean()  # both negatives, 0.8 and 0.96, are above the positive, 0.6
     tensor(1.)
     """
-    positive, negative = (
-        _soft_counts(pairs.similarity, mask, bins) for mask in (pairs.positive, pairs.negative)
-    )
+    positive, negative = _soft_counts(pairs, bins)
     density_negative = negative.sum(dim=0) / pairs.negative.sum().clamp_min(1)  # [bins]
     beyond = density_negative.flip(0).cumsum(0).flip(0)  # Σ_{r ≥ q} h⁻_r
     return (positive * beyond).sum(dim=1) * (len(positive) / pairs.positive.sum().clamp_min(1))
 
 
-def _soft_counts(similarity: Tensor, mask: Tensor, bins: int) -> Tensor:
-    """[Q, bins]: each masked similarity shared between its two neighboring nodes of −1 … 1."""
-    place = ((similarity + 1) * ((bins - 1) / 2)).clamp(0, bins - 1)
+def _soft_counts(pairs: Pairs, bins: int) -> tuple[Tensor, ...]:
+    """[Q, bins] of positives and of negatives: each shared between its two neighboring nodes of −1 … 1."""
+    place = ((pairs.similarity + 1) * ((bins - 1) / 2)).clamp(0, bins - 1)
     below = place.detach().floor().clamp_max(bins - 2)
-    counted = mask.to(similarity.dtype)
+    counted = (pairs.positive | pairs.negative).to(place.dtype)
     upper = (place - below) * counted
-    index = below.long()
-    counts = similarity.new_zeros(len(similarity), bins)
-    return counts.scatter_add(1, index, counted - upper).scatter_add(1, index + 1, upper)
+    index = below.long() + bins * pairs.negative  # the histogram of negatives stands behind the other
+    counts = place.new_zeros(len(place), 2 * bins)
+    return counts.scatter_add(1, index, counted - upper).scatter_add(1, index + 1, upper).chunk(2, dim=1)
 
 
 class Histogram(Loss):

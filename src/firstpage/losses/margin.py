@@ -23,9 +23,9 @@ def margin(pairs: Pairs, mined: Mined, beta: Tensor, alpha: float = 0.2, nu: flo
     """
     boundary = beta[:, None]
     distance = pairs.distance
-    too_far = (alpha + mined.of_positives(distance) - boundary).relu() * mined.positive_mask
-    too_close = (alpha - mined.of_negatives(distance) + boundary).relu() * mined.negative_mask
-    active = (too_far > 0).sum() + (too_close > 0).sum()
+    too_far = (mined.of_positives(distance) - (boundary - alpha)).relu() * mined.positive_mask
+    too_close = ((boundary + alpha) - mined.of_negatives(distance)).relu() * mined.negative_mask
+    active = too_far.count_nonzero() + too_close.count_nonzero()
     cost = too_far.sum(dim=1) + too_close.sum(dim=1)
     if nu:
         seen = mined.positive_mask.sum(dim=1) + mined.negative_mask.sum(dim=1)

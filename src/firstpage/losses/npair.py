@@ -18,23 +18,40 @@ def npair(pairs: Pairs, l2: float = 0.02) -> Tensor:
     >>> npair(pairs, l2=0.0)  # two pairs, their anchors the first image of either class
     tensor([0.2539, 0.0000, 0.2539, 0.0000])
     """
-    order = torch.arange(len(pairs.labels), device=pairs.labels.device)
-    earlier = order[None, :] < order[:, None]
-    has_positive = pairs.positive.any(dim=1)
-    same = pairs.labels[:, None] == pairs.labels[None, :]
-    anchor = has_positive & ~(same & earlier & has_positive[None, :]).any(dim=1)  # [Q] first of its class
-    # The first positive: the largest of descending scores.
-    descending = torch.arange(pairs.positive.shape[1], 0, -1, device=order.device)
-    chosen = (pairs.positive * descending).argmax(dim=1)  # [Q]
-    positives = pairs.candidates[chosen]  # [Q, D] f_j⁺
-    with full_precision(pairs.queries):
-        product = pairs.queries @ positives.T  # [Q, Q] f_iᵀf_j⁺
-    others = anchor[None, :] & ~same
+    anchor, partner = _first_pairs(pairs)  # [Q]
+    # On the CPU, where looking is free, only the anchors are compared: one of each class.
+    look = pairs.labels.device.type == "cpu" and not torch.compiler.is_compiling()
+    rows = anchor.nonzero()[:, 0] if look else slice(None)
+    labels, partner = pairs.labels[rows], partner[rows]
+    if isinstance(rows, Tensor) and pairs.candidates is pairs.queries:
+        both = pairs.queries[torch.stack([rows, partner])]  # in one, so that their gradients are
+    else:
+        both = torch.stack([pairs.queries[rows], pairs.candidates[partner]])
+    queries, positives = both  # f_i and f_i⁺
+    with full_precision(queries):
+        product = queries @ positives.T  # f_iᵀf_j⁺
+    others = labels[:, None] != labels
+    if not look:
+        others = others & anchor
     cost = F.softplus(masked_logsumexp(product, others) - product.diagonal())
     if l2:
-        cost = cost + l2 * (pairs.queries.square().sum(dim=1) + positives.square().sum(dim=1))
-    paired = anchor & others.any(dim=1)
-    return torch.where(paired, cost, 0.0) * (len(cost) / paired.sum().clamp_min(1))
+        cost = cost + l2 * both.square().sum(dim=(0, 2))
+    paired = others.any(dim=1)
+    if not look:
+        paired = paired & anchor
+    terms = torch.where(paired, cost, 0.0) * (len(pairs.labels) / paired.sum().clamp_min(1))
+    return terms if isinstance(rows, slice) else terms.new_zeros(len(pairs.labels)).index_copy(0, rows, terms)
+
+
+def _first_pairs(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """[Q]: whether a query is the first of its class with a positive, and the first positive of each."""
+    queries, candidates = pairs.positive.shape
+    place = torch.arange(max(queries, candidates), dtype=torch.int32, device=pairs.labels.device)
+    partner = torch.where(pairs.positive, place[:candidates], candidates).amin(dim=1)
+    has_positive = partner < candidates
+    alike = (pairs.labels[:, None] == pairs.labels) & has_positive
+    first = torch.where(alike, place[:queries], queries).amin(dim=1)
+    return has_positive & (first == place[:queries]), partner.clamp_max(candidates - 1)
 
 
 class NPair(Loss):

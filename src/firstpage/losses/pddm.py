@@ -42,7 +42,7 @@ def pddm(
     tensor([2., 2., 0., 0.])
     """
     j, k, l = hard_quadruplets(pairs, similarity)  # noqa: E741 - the paper's
-    queries, candidates = unit(pairs.queries), unit(pairs.candidates)
+    queries, candidates = pairs.unit_queries, pairs.unit_candidates
     near, far, other = candidates[j], candidates[k], candidates[l]
     s_ij, s_ik, s_jl = similarity(torch.stack([queries, queries, near]), torch.stack([near, far, other]))
     d_ij, d_ik = (2 - 2 * pairs.similarity.gather(1, place[:, None]).squeeze(1) for place in (j, k))

@@ -60,7 +60,9 @@ class ProxyLoss(Loss):
             raise UserError(f"embeddings have {given} dimensions: {name}(dim={dim}) needs dim={given}")
         # On a GPU, where this does not look, a label without a proxy has no positive.
         check_range("labels", pairs.labels, self.classes, f"{name}(classes={self.classes})")
-        classes = torch.arange(len(self.proxies), device=pairs.labels.device) // self.per_class
+        classes = torch.arange(len(self.proxies), device=pairs.labels.device)
+        if self.per_class > 1:
+            classes = classes // self.per_class
         return Pairs.of(pairs.queries, pairs.labels, self.proxies.to(pairs.queries.dtype), classes)
 
     def terms(self, pairs: Pairs) -> Tensor:

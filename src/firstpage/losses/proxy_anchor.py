@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Reduction, masked_logsumexp
+from firstpage.losses.base import Reduction
 from firstpage.losses.proxies import ProxyLoss
 from firstpage.pairs import Pairs
 
@@ -28,9 +28,9 @@ def proxy_anchor(pairs: Pairs, alpha: float = 32.0, delta: float = 0.1) -> Tenso
 
 def _log_sums(exponent: Tensor, mask: Tensor) -> Tensor:
     """[Q]: Σ over columns of log(1 + Σ e^x), each divided among the rows of its sum."""
-    total = masked_logsumexp(exponent, mask, dim=0)  # [P]
-    share = torch.where(mask, (exponent - total).detach(), -torch.inf).exp()
-    return (share * F.softplus(total)).sum(dim=1)
+    exponent = torch.where(mask, exponent, torch.finfo(exponent.dtype).min / 8)  # a sum of nothing has log(1)
+    share = exponent.detach().softmax(dim=0)  # [Q, P]
+    return share @ F.softplus(exponent.logsumexp(dim=0))
 
 
 class ProxyAnchor(ProxyLoss):

@@ -19,10 +19,10 @@ def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:
     >>> proxy_nca(pairs)  # its own proxy at squared distance 0, the other at 18
     tensor([-18.])
     """
-    squared = scale**2 * (2 - 2 * pairs.similarity)  # [Q, classes]
-    others = masked_logsumexp(-squared, pairs.negative)
+    logits = 2 * scale**2 * (pairs.similarity - 1)  # [Q, classes] −‖f − p‖²
+    others = masked_logsumexp(logits, pairs.negative)
     learnable = pairs.positive.any(dim=1) & pairs.negative.any(dim=1)
-    return torch.where(learnable, masked_sum(squared, pairs.positive) + others, 0.0)
+    return torch.where(learnable, others - masked_sum(logits, pairs.positive), 0.0)
 
 
 class ProxyNCA(ProxyLoss):

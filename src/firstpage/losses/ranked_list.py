@@ -1,9 +1,10 @@
 """Ranked list loss (Ranked List)."""
 
+import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Loss, Reduction, masked_mean, masked_sum
+from firstpage.losses.base import Loss, Reduction, masked_mean
 from firstpage.mining import nontrivial
 from firstpage.pairs import Pairs
 
@@ -23,11 +24,10 @@ def ranked_list(pairs: Pairs, alpha: float = 1.2, margin: float = 0.4, temperatu
     distance = pairs.distance
     too_close = alpha - distance
     # Eq. 9 and its normalization: a softmax over the non-trivial negatives, stable at any temperature.
-    exponent = (temperature * too_close.detach()).masked_fill(~mined.negative_mask, -1e30)
-    weight = exponent.softmax(dim=1)
-    return masked_mean(distance - (alpha - margin), mined.positive_mask) + masked_sum(
-        weight * too_close, mined.negative_mask
-    )
+    exponent = torch.where(mined.negative_mask, temperature * too_close.detach(), -1e30)
+    weight = exponent.softmax(dim=1) * mined.negative_mask
+    pull = masked_mean(distance - (alpha - margin), mined.positive_mask)
+    return pull + (weight * too_close).sum(dim=1)
 
 
 class RankedList(Loss):

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.losses.ranking import Step, count_above, slots
-from firstpage.pairs import Pairs, full_precision, unit
+from firstpage.pairs import Pairs, full_precision
 
 KS = (1, 2, 4, 8, 16)
 
@@ -62,7 +62,7 @@ def simix(pairs: Pairs, count: int = 1, generator: Generator | None = None) -> P
     partner = lots.masked_fill(~pairs.positive, -1.0).argmax(dim=2).flatten()  # [count·Q]
     alpha = torch.rand(len(partner), 1, generator=generator, device=device, dtype=pairs.similarity.dtype)
     origin = torch.arange(len(pairs.labels), device=device).repeat(count)  # which query each is of
-    real, others = unit(pairs.queries), unit(pairs.candidates)
+    real, others = pairs.unit_queries, pairs.unit_candidates
     mixed = alpha * real[origin] + (1 - alpha) * others[partner]
     with full_precision(mixed):
         top = torch.cat([pairs.similarity, real @ mixed.T], dim=1)

@@ -6,7 +6,7 @@ from torch import Tensor
 from firstpage.errors import UserError
 from firstpage.losses.base import Reduction, masked_sum
 from firstpage.losses.proxies import ProxyLoss
-from firstpage.pairs import Pairs, full_precision, unit
+from firstpage.pairs import Pairs, full_precision
 
 
 def soft_triple(
@@ -28,15 +28,15 @@ def soft_triple(
     """
     to_centers = pairs.similarity.reshape(len(pairs.labels), -1, per_class)  # [Q, C, K]
     to_class = ((to_centers / gamma).softmax(dim=2) * to_centers).sum(dim=2)  # [Q, C]
-    own = pairs.positive[:, ::per_class]
+    own = pairs.labels[:, None] == pairs.candidate_labels[::per_class]
     logits = scale * (to_class - delta * own)
     cost = torch.where(own.any(dim=1), logits.logsumexp(dim=1) - masked_sum(logits, own), 0.0)
-    return cost + tau * _mean_spread(pairs.candidates, per_class) if tau else cost
+    return cost + tau * _mean_spread(pairs.unit_candidates, per_class) if tau else cost
 
 
 def _mean_spread(centers: Tensor, per_class: int) -> Tensor:
     """Half the mean distance between centers of one class; 0 if each has but one."""
-    vectors = unit(centers).view(-1, per_class, centers.shape[1])  # [C, K, D]
+    vectors = centers.view(-1, per_class, centers.shape[1])  # [C, K, D]
     with full_precision(centers):
         squared = 2 - 2 * vectors @ vectors.mT  # [C, K, K]
     # The paper's 1e-5 keeps the slope finite where centers have merged; rounding may be below 0 there.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction
-from firstpage.pairs import Pairs, full_precision, unit
+from firstpage.pairs import Pairs, full_precision
 
 
 def spectral_clustering(pairs: Pairs, ridge: float = 1e-3) -> Tensor:
@@ -22,7 +22,7 @@ def spectral_clustering(pairs: Pairs, ridge: float = 1e-3) -> Tensor:
     with full_precision(pairs.queries):
         # At the optimum most dimensions are unused: float32 could not factor that, float64 with a ridge can.
         # (The checked `cholesky` would wait for the device to say so.)
-        queries, candidates = unit(pairs.queries), unit(pairs.candidates)
+        queries, candidates = pairs.unit_queries, pairs.unit_candidates
         gram = (candidates.T @ candidates).double()  # [D, D]
         identity = torch.eye(dimensions, dtype=gram.dtype, device=gram.device)
         factor, _ = torch.linalg.cholesky_ex(gram + ridge * images / dimensions * identity)

@@ -9,7 +9,7 @@ from torch import Tensor
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.mining import boundary
-from firstpage.pairs import Pairs, unit
+from firstpage.pairs import Pairs
 
 NEAREST = 0.01  # distance below which the logarithm of a distance is constant: copies have no gradient
 
@@ -107,7 +107,7 @@ class TopKPrecision(Loss):
         scored = log_distance_score(pairs) if self.score == "log" else pairs
         terms = topk_precision(scored, self.k, self.margin)
         if self.decorrelation:
-            vectors = unit(pairs.queries)
+            vectors = pairs.unit_queries
             centered = vectors - vectors.mean(dim=0)
             covariance = centered.T @ centered / len(vectors)  # [D, D]
             identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)

@@ -37,18 +37,20 @@ def boundary(k: int = 5, margin: float = 0.1) -> Strategy:
 def _boundary(pairs: Pairs, generator: Generator | None, *, k: int, margin: float) -> Mined:
     similarity = pairs.similarity.detach()
     k = min(k, similarity.shape[1])  # with fewer candidates than k, all of them are on the page
-    best_positives, positives = similarity.masked_fill(~pairs.positive, -torch.inf).topk(k)  # [Q, k]
-    best_negatives, negatives = similarity.masked_fill(~pairs.negative, -torch.inf).topk(k)
-    # The page's k are among the k best of either kind.
-    page, place = torch.cat([best_positives, best_negatives + margin], dim=1).topk(k)
-    on_page = ((place < k) & (page > -torch.inf)).sum(dim=1, keepdim=True)  # positives on the page
-    deserving = (best_positives > -torch.inf).sum(dim=1, keepdim=True)  # m = min(k, n⁺)
+    best_positives, positives = torch.where(pairs.positive, similarity, -torch.inf).topk(k)  # [Q, k]
+    lowest = torch.finfo(similarity.dtype).min  # where there is none, and still above a missing positive
+    best_negatives, negatives = torch.where(pairs.negative, similarity, lowest).topk(k)
+    # Positive i (from 0) is on the page if less than k − i negatives are above it: if it is not below the
+    # (k − i)-th. Both kinds are sorted, so these are the first ones.
+    on_page = (best_positives >= (best_negatives + margin).flip(1)).sum(dim=1, keepdim=True)
+    present = best_positives > -torch.inf
+    deserving = present.sum(dim=1, keepdim=True)  # m = min(k, n⁺)
     rank = torch.arange(k, device=similarity.device)
-    misplaced = deserving - on_page  # |P| = |N|
+    from_end = torch.arange(k, 0, -1, device=similarity.device)  # k − rank
     return Mined(
         positives=positives,
-        positive_mask=(rank >= on_page) & (rank < on_page + misplaced),
+        positive_mask=present & (rank >= on_page),
         negatives=negatives,
-        negative_mask=(rank >= k - deserving) & (rank < k - deserving + misplaced),
+        negative_mask=(from_end <= deserving) & (from_end > on_page),
         paired=False,
     )

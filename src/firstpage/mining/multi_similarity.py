@@ -28,8 +28,8 @@ def multi_similarity(epsilon: float = 0.1) -> Strategy:
 
 def _multi_similarity(pairs: Pairs, generator: Generator | None, *, epsilon: float) -> Mined:
     similarity = pairs.similarity.detach()
-    positives = similarity.masked_fill(~pairs.positive, torch.inf)
-    negatives = similarity.masked_fill(~pairs.negative, -torch.inf)
+    positives = torch.where(pairs.positive, similarity, torch.inf)
+    negatives = torch.where(pairs.negative, similarity, -torch.inf)
     return Mined(
         positives=None,
         positive_mask=pairs.positive & (similarity - epsilon < negatives.amax(dim=1, keepdim=True)),

@@ -96,7 +96,7 @@ def log_density(distance: Tensor, dimensions: int) -> Tensor:
     >>> int(log_density(d, 128).argmax())  # nearly everything is √2 away
     2
     """
-    return (dimensions - 2) * distance.log() + (dimensions - 3) / 2 * (1 - distance.square() / 4).log()
+    return torch.xlogy(dimensions - 2, distance) + (dimensions - 3) / 2 * (distance.square() / -4).log1p()
 
 
 def _all(pairs: Pairs, positives: Tensor | None, mask: Tensor, generator: Generator | None) -> _Chosen:
@@ -123,7 +123,7 @@ def _semihard(
         bound = similarity if positives is None else similarity.gather(1, positives)  # [Q, M]
     negatives = _similarity_of_negatives(pairs)
     if bound.shape[1] == 1:
-        negatives = negatives.masked_fill(negatives >= bound, -torch.inf)
+        negatives = torch.where(negatives < bound, negatives, -torch.inf)
         best, index = negatives.max(dim=1, keepdim=True)
         found = best > -torch.inf
     else:
@@ -150,31 +150,31 @@ def _distance_weighted(
     temperature: float = 1.0,
 ) -> _Chosen:
     distance = pairs.distance.detach()
-    near = pairs.negative & (distance < cutoff)
-    allowed = near | (pairs.negative & ~near.any(dim=1, keepdim=True))
     # Just short of the cutoff, because at d = 2 the density is 0 and its logarithm has no value.
-    log_weight = -log_density(distance.clamp(floor, cutoff - 1e-6), pairs.queries.shape[1]) / temperature
-    lowest = torch.finfo(log_weight.dtype).min
-    weight = log_weight.masked_fill(~allowed, lowest).softmax(dim=1) * allowed
-    return _draw(weight, allowed, mask, generator)
+    density = log_density(distance.clamp(floor, cutoff - 1e-6), pairs.queries.shape[1])
+    # Those at the cutoff are drawn, all alike, only in a row where nothing outweighs them.
+    lowest = torch.finfo(density.dtype).min
+    log_weight = torch.where(distance < cutoff, density / -temperature, lowest / 8)
+    weight = torch.where(pairs.negative, log_weight, lowest).softmax(dim=1)
+    return _draw(weight, pairs.negative, mask, generator)
 
 
 def _similarity_of_negatives(pairs: Pairs) -> Tensor:
-    return pairs.similarity.detach().masked_fill(~pairs.negative, -torch.inf)
+    return torch.where(pairs.negative, pairs.similarity.detach(), -torch.inf)
 
 
 def _draw(weight: Tensor, allowed: Tensor, mask: Tensor, generator: Generator | None) -> _Chosen:
-    """One allowed candidate for each column of `mask` [Q, M], with probability ∝ weight [Q, C].
+    """One candidate for each column of `mask` [Q, M], with probability ∝ weight [Q, C].
 
-    By inversion of the cumulative weights. Rounding at their upper end may point past the last allowed
-    candidate; the heaviest takes that place, so a row with any allowed candidate always draws one.
+    By inversion of the cumulative weights. Rounding at their upper end may point past the last one that has
+    a weight; the heaviest takes that place, so a row with any `allowed` candidate always draws one.
     """
     cumulative = weight.cumsum(dim=1)
     lots = torch.rand(mask.shape, generator=generator, device=mask.device, dtype=weight.dtype)
     index = torch.searchsorted(cumulative, lots * cumulative[:, -1:], right=True)
     index = index.clamp_max(weight.shape[1] - 1)
     heaviest = weight.argmax(dim=1, keepdim=True)
-    index = torch.where(allowed.gather(1, index), index, heaviest)
+    index = torch.where(weight.gather(1, index) > 0, index, heaviest)
     return index, mask & allowed.any(dim=1, keepdim=True), True
 
 

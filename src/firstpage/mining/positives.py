@@ -38,7 +38,7 @@ def _random(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, T
 
 def _best(score: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """The allowed candidate with the largest score [Q, 1], and whether there is one [Q, 1]."""
-    index = score.masked_fill(~allowed, -torch.inf).argmax(dim=1, keepdim=True)
+    index = torch.where(allowed, score, -torch.inf).argmax(dim=1, keepdim=True)
     return index, allowed.any(dim=1, keepdim=True)
 
 
