@@ -1,7 +1,7 @@
 """A loss, a sampler and a backbone of your own in a recipe: each is named as `module:Class`.
 
 python examples/own_parts.py                        # embedded glyphs, a few seconds of training
-python examples/own_parts.py --data photos --epochs 20
+python examples/own_parts.py --data photos --epochs 40
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
     """Train with all three, and print the metrics before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default="glyphs", help="a dataset with splits train and test")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
     recipe = Recipe.of(
         {
