@@ -19,6 +19,10 @@ def compare_methods(
         list[str] | None,
         typer.Option("--protocol", help="paper or fair; repeatable. Defaults to the table's."),
     ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(help="Trials of each method, on held-out training classes, to choose its settings by."),
+    ] = 0,
     minutes: Annotated[
         float | None, typer.Option("--max-minutes", help="Stop then; the next call goes on from there.")
     ] = None,
@@ -33,10 +37,11 @@ def compare_methods(
 
     Finished trainings are not repeated: run it again to go on.
     """
-    from firstpage.compare.cells import run_cells
     from firstpage.compare.rendering import to_markdown, write_pages
+    from firstpage.compare.running import run_cells
     from firstpage.compare.summary import summarize
     from firstpage.compare.tables import find
+    from firstpage.compare.tuning import read_searches, tuned_table
     from firstpage.runs.run_data import read_data
 
     numbers = _read_seeds(seeds)
@@ -49,15 +54,17 @@ def compare_methods(
         folder,
         seeds=numbers,
         protocols=asked,
+        tune=tune,
         minutes=minutes,
         device=device,
         cache=cache,
         keep=keep,
         show=print_text,
     )
-    measured = summarize(chosen, catalog, folder, numbers, asked)
-    written = write_pages(folder, chosen, measured)
-    print_text(to_markdown(chosen, measured))
+    searches = read_searches(chosen, catalog, folder, tune) if tune else []
+    measured = summarize(tuned_table(chosen, searches), catalog, folder, numbers, asked)
+    written = write_pages(folder, chosen, measured, searches)
+    print_text(to_markdown(chosen, measured, searches))
     print_text(f"wrote {' and '.join(str(path) for path in written)}")
     if not complete:
         print_text("not complete: run it again to go on")

@@ -7,6 +7,7 @@ from pathlib import Path
 from firstpage import durable
 from firstpage.compare.summary import Measured, compare_best
 from firstpage.compare.tables import Table
+from firstpage.compare.tuning import SEED, Search
 from firstpage.report.markup import Html, tag
 
 _STYLE = Html(
@@ -70,8 +71,37 @@ def _sentences(table: Table, measured: Sequence[Measured]) -> list[str]:
     return found
 
 
-def to_markdown(table: Table, measured: Sequence[Measured]) -> str:
-    """Return a measured table as Markdown.
+_SEARCH_HEAD = ["method", "trials", "failed", "best", "median", "worst", "settings of the best"]
+
+
+def _describe_search(table: Table, searches: Sequence[Search]) -> str:
+    """Say how settings were searched, and that every method had the same."""
+    selects = sorted({search.row.recipe.train.select for search in searches})
+    count = len(searches[0].settings)
+    others = [row.name for row in table.rows if row.name not in {search.row.name for search in searches}]
+    unfinished = "" if all(search.complete for search in searches) else " Not all of them are finished."
+    return (
+        f"Every method had {count} trials of the same settings ({table.tune.describe()}) at seed {SEED}. "
+        f"A trial is worth its best {' or '.join(selects)} on training classes that were held out; no test "
+        "image was looked at. The table above has each method with the settings of its best trial, at other "
+        "seeds." + (f" Not tuned: {', '.join(others)}." if others else "") + unfinished
+    )
+
+
+def _to_pipes(head: list[str], lines: Sequence[list[str]]) -> str:
+    """Return a table in Markdown."""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, *lines)]
+    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
+
+
+def _to_table(head: list[str], lines: Sequence[list[str]]) -> Html:
+    body = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
+    rows = tag("table", tag("thead", tag("tr", *(tag("th", cell) for cell in head))), tag("tbody", *body))
+    return tag("div", rows, class_="scroll")
+
+
+def to_markdown(table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()) -> str:
+    """Return a measured table as Markdown, and how its settings were searched.
 
     >>> from firstpage.recipes import Recipe
     >>> from firstpage.compare.tables import Row
@@ -85,21 +115,17 @@ def to_markdown(table: Table, measured: Sequence[Measured]) -> str:
     """
     head, lines, notes = table_lines(table, measured)
     parts = [f"# {table.title}", *([table.about] if table.about else [])]
-    rows = [head, ["---"] * len(head), *lines]
-    marks = [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        if row[0] != "---"
-        else "|" + "|".join(row) + "|"
-        for row in rows
-    ]
-    parts.append("\n".join(marks))
+    parts.append(_to_pipes(head, lines))
     parts += [
         "\n".join(f"- {line}" for line in lines) for lines in (_sentences(table, measured), notes) if lines
     ]
+    if searches:
+        found = _to_pipes(_SEARCH_HEAD, [search.line() for search in searches])
+        parts += ["## Search of settings", _describe_search(table, searches), found]
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(table: Table, measured: Sequence[Measured]) -> str:
+def to_html(table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()) -> str:
     """Return a measured table as a page of its own.
 
     >>> from firstpage.recipes import Recipe
@@ -109,8 +135,10 @@ def to_html(table: Table, measured: Sequence[Measured]) -> str:
     True
     """
     head, lines, notes = table_lines(table, measured)
-    body = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
-    rows = tag("table", tag("thead", tag("tr", *(tag("th", cell) for cell in head))), tag("tbody", *body))
+    search: list[Html] = []
+    if searches:
+        found = _to_table(_SEARCH_HEAD, [each.line() for each in searches])
+        search = [tag("h2", "Search of settings"), tag("p", _describe_search(table, searches)), found]
     page = tag(
         "html",
         tag("head", tag("meta", charset="utf-8"), tag("title", table.title), tag("style", _STYLE)),
@@ -118,20 +146,24 @@ def to_html(table: Table, measured: Sequence[Measured]) -> str:
             "body",
             tag("h1", table.title),
             *([tag("p", table.about)] if table.about else []),
-            tag("div", rows, class_="scroll"),
+            _to_table(head, lines),
             tag("ul", *(tag("li", line) for line in _sentences(table, measured))),
             tag("small", tag("ul", *(tag("li", line) for line in notes))),
+            *search,
         ),
         lang="en",
     )
     return f"<!doctype html>\n{page}\n"
 
 
-def write_pages(folder: Path, table: Table, measured: Sequence[Measured]) -> list[Path]:
+def write_pages(
+    folder: Path, table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()
+) -> list[Path]:
     """Write `table.md` and `table.html`, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in (("table.md", to_markdown(table, measured)), ("table.html", to_html(table, measured))):
+    for name, render in (("table.md", to_markdown), ("table.html", to_html)):
+        text = render(table, measured, searches)
         durable.write(folder / name, text.encode())
         written.append(folder / name)
     return written
