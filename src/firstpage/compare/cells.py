@@ -142,6 +142,10 @@ class CellTrainer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files of decoded pixels."""
         self._stores.close()
 
     def decode(self, cells: Iterable[Cell]) -> None:
@@ -176,6 +180,14 @@ class CellTrainer:
             return None
         except UserError as error:  # such as a collapse that cannot be mended: the others go on
             measured = {"metrics": {}, "error": one_line(error)}
+        self.write(cell, measured)
+        if not self._keep:
+            shutil.rmtree(run, ignore_errors=True)
+            run.with_suffix(".id").unlink(missing_ok=True)
+        return measured | {"wall": time.monotonic() - began}
+
+    def write(self, cell: Cell, measured: dict[str, Any]) -> None:
+        """Write the file of a cell."""
         about: dict[str, Any] = {"row": cell.row.name, "seed": cell.seed, "protocol": cell.protocol}
         about |= {"variant": cell.row.variant} if cell.row.variant else {}
         about |= {"identity": cell.identity(self._catalog), "data": self._catalog.name}
@@ -184,10 +196,6 @@ class CellTrainer:
         path = self._folder / "cells" / f"{cell.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write(path, f"{json.dumps(about, indent=1)}\n".encode())
-        if not self._keep:
-            shutil.rmtree(run, ignore_errors=True)
-            run.with_suffix(".id").unlink(missing_ok=True)
-        return about | {"wall": time.monotonic() - began}
 
     def _measure(self, cell: Cell, run: Path) -> dict[str, Any]:
         marker, identity = run.with_suffix(".id"), cell.identity(self._catalog)

@@ -30,6 +30,12 @@ def compare_methods(
         list[str] | None, typer.Option("--set", help="section.key=value for all rows; repeatable.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Trainings at a time. Defaults to one for each GPU of this machine.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or auto: one training for each of its GPUs.")
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the models of all trainings.")] = False,
 ) -> None:
@@ -57,6 +63,8 @@ def compare_methods(
         tune=tune,
         minutes=minutes,
         device=device,
+        workers=workers,
+        ray=ray,
         cache=cache,
         keep=keep,
         show=print_text,

@@ -2,14 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from firstpage.compare.cells import Cell, CellTrainer, cells_of, read_cell
+import torch
+
+from firstpage.compare.cells import Cell, cells_of, read_cell
+from firstpage.compare.ray_workers import RayActors
 from firstpage.compare.tables import Table
 from firstpage.compare.tuning import read_searches, trial_cells, tuned_table
+from firstpage.compare.workers import Crew, OneProcess, Processes
 from firstpage.data.catalog import Catalog
+from firstpage.errors import UserError
 
 
 def run_cells(
@@ -22,6 +27,8 @@ def run_cells(
     tune: int = 0,
     minutes: float | None = None,
     device: str | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     keep: bool = False,
     progress: bool = True,
@@ -39,7 +46,10 @@ def run_cells(
         protocols: `paper`, `fair`, or both.
         tune: Trials of each method, before it is trained with the settings of the best; see `compare.tuning`.
         minutes: Stop after so many, in the middle of a cell if need be; the next call goes on from there.
-        device: A torch device. Defaults to a GPU if available.
+        device: A torch device. Defaults to all GPUs, or the CPU if there is none.
+        workers: Processes that train a cell each. Defaults to as many as there are GPUs; one worker is this
+            process itself.
+        ray: Address of a Ray cluster, whose workers train the cells; see `compare.workers.RayActors`.
         cache: Folder for decoded pixels. Defaults to the user's cache.
         keep: Keep the run folders of finished cells, with their models.
         progress: Show the progress of each training.
@@ -55,19 +65,58 @@ def run_cells(
     end = None if minutes is None else time.monotonic() + 60 * minutes
     clusters = bool({"NMI", "F1"} & set(table.metrics))
     cells_of(table, seeds, protocols)  # a protocol that there is not is known before the trials
-    with CellTrainer(
-        catalog, place, device=device, cache=cache, keep=keep, clusters=clusters, progress=progress
-    ) as trainer:
+    options = {"cache": cache, "keep": keep, "clusters": clusters, "progress": progress}
+    with make_crew(catalog, place, workers=workers, ray=ray, device=device, **options) as crew:
         if tune:
             trials = trial_cells(table, tune, seeds)
-            if not _run(trainer, trials, catalog, place, end, show):
+            if not _run(crew, trials, catalog, place, end, show):
                 return False
             table = tuned_table(table, read_searches(table, catalog, place, tune))
-        return _run(trainer, cells_of(table, seeds, protocols), catalog, place, end, show)
+        return _run(crew, cells_of(table, seeds, protocols), catalog, place, end, show)
+
+
+def make_crew(
+    catalog: Catalog,
+    folder: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    device: str | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Crew:
+    """Return who trains: this process if there is one worker, as by default without a second GPU.
+
+    Args:
+        catalog: The data.
+        folder: Of the results.
+        workers: Number of processes, or the most actors. Defaults to as many as there are GPUs.
+        ray: Address of a Ray cluster.
+        device: A torch device; one with a number, such as `cuda:1`, is that of all workers.
+        options: Of a `CellTrainer`.
+
+    Raises:
+        UserError: There are no workers.
+
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), ["a.jpg"], np.zeros(1, int), ["a"], {})
+    >>> type(make_crew(catalog, "results", workers=2, device="cpu")).__name__
+    'Processes'
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: give at least 1")
+    if ray is not None:
+        return RayActors(ray, workers, catalog, folder, **options)
+    gpus = torch.cuda.device_count() if device in (None, "cuda") else 0
+    count = workers or max(1, gpus)
+    if count == 1:
+        return OneProcess(catalog, folder, device=device, **options)
+    devices = [f"cuda:{number % gpus}" if gpus else device or "cpu" for number in range(count)]
+    return Processes(devices, catalog, folder, **options)
 
 
 def _run(
-    trainer: CellTrainer,
+    crew: Crew,
     cells: Sequence[Cell],
     catalog: Catalog,
     folder: Path,
@@ -80,22 +129,16 @@ def _run(
     missing += [cell for cell, done in found if done and done["error"] and not cell.row.is_trial]
     kind = "trials" if cells and cells[0].row.is_trial else "trainings"
     show(f"{len(cells)} {kind}, {len(cells) - len(missing)} of them done")
-    began = time.monotonic()
-    for number, (cell, measured) in enumerate(_train(trainer, missing, end), start=1):
+    began, number, complete = time.monotonic(), 0, True
+    for cell, measured in crew.train(missing, end):
         if measured is None:
             show(f"the time is over at {cell.row.name}, seed {cell.seed}: run it again to go on")
-            return False
+            complete = False
+            continue
+        number += 1
         left = (time.monotonic() - began) / number * (len(missing) - number)
         show(_line(number, len(missing), cell, measured, left))
-    return True
-
-
-def _train(
-    trainer: CellTrainer, cells: Sequence[Cell], end: float | None
-) -> Iterator[tuple[Cell, dict[str, Any] | None]]:
-    """Yield what each cell has measured; None if it was cut."""
-    for cell in cells:
-        yield cell, trainer.train(cell, None if end is None else end - time.monotonic())
+    return complete
 
 
 def _line(number: int, count: int, cell: Cell, measured: dict[str, Any], left: float) -> str:
