@@ -2,19 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from firstpage import durable
+from firstpage.compare.charts import Chart, draw_charts
 from firstpage.compare.summary import Measured, compare_best
 from firstpage.compare.tables import Table
 from firstpage.compare.tuning import SEED, Search
+from firstpage.figures.style import save
+from firstpage.report.charts import STYLE, render_chart
 from firstpage.report.markup import Html, tag
 
+# The style of reports, with columns of figures.
 _STYLE = Html(
-    "body{margin:2rem auto;max-width:76rem;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color-scheme:"
-    "light dark}table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.3rem .7rem;"
-    "text-align:right;border-bottom:1px solid #8885}th:first-child,td:first-child{text-align:left}small{"
-    "opacity:.7}.scroll{overflow-x:auto}"
+    (files("firstpage.report") / "style.css").read_text(encoding="utf-8")
+    + "td:not(:first-child),th:not(:first-child){text-align:right;font-variant-numeric:tabular-nums}"
+    ".search :is(td,th):last-child{text-align:left}td{white-space:nowrap}main{padding-top:2rem}"
+    ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,30rem),1fr));margin:1.5rem 0;"
+    "align-items:start}"
 )
 
 
@@ -94,14 +100,19 @@ def _to_pipes(head: list[str], lines: Sequence[list[str]]) -> str:
     return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
 
 
-def _to_table(head: list[str], lines: Sequence[list[str]]) -> Html:
+def _to_table(head: list[str], lines: Sequence[list[str]], kind: str = "") -> Html:
     body = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
     rows = tag("table", tag("thead", tag("tr", *(tag("th", cell) for cell in head))), tag("tbody", *body))
-    return tag("div", rows, class_="scroll")
+    return tag("div", rows, class_=f"scroll card {kind}".strip())
 
 
-def to_markdown(table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()) -> str:
-    """Return a measured table as Markdown, and how its settings were searched.
+def to_markdown(
+    table: Table,
+    measured: Sequence[Measured],
+    searches: Sequence[Search] = (),
+    charts: Sequence[Chart] = (),
+) -> str:
+    """Return a measured table as Markdown, and how its settings were searched, with links to its figures.
 
     >>> from firstpage.recipes import Recipe
     >>> from firstpage.compare.tables import Row
@@ -122,11 +133,12 @@ def to_markdown(table: Table, measured: Sequence[Measured], searches: Sequence[S
     if searches:
         found = _to_pipes(_SEARCH_HEAD, [search.line() for search in searches])
         parts += ["## Search of settings", _describe_search(table, searches), found]
+    parts += [f"![{chart.caption}]({chart.name}.svg)" for chart in charts]
     return "\n\n".join(parts) + "\n"
 
 
 def to_html(table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()) -> str:
-    """Return a measured table as a page of its own.
+    """Return a measured table as a page of its own, with its figures.
 
     >>> from firstpage.recipes import Recipe
     >>> from firstpage.compare.tables import Row
@@ -137,33 +149,44 @@ def to_html(table: Table, measured: Sequence[Measured], searches: Sequence[Searc
     head, lines, notes = table_lines(table, measured)
     search: list[Html] = []
     if searches:
-        found = _to_table(_SEARCH_HEAD, [each.line() for each in searches])
+        found = _to_table(_SEARCH_HEAD, [each.line() for each in searches], "search")
         search = [tag("h2", "Search of settings"), tag("p", _describe_search(table, searches)), found]
-    page = tag(
-        "html",
-        tag("head", tag("meta", charset="utf-8"), tag("title", table.title), tag("style", _STYLE)),
-        tag(
-            "body",
-            tag("h1", table.title),
-            *([tag("p", table.about)] if table.about else []),
-            _to_table(head, lines),
-            tag("ul", *(tag("li", line) for line in _sentences(table, measured))),
-            tag("small", tag("ul", *(tag("li", line) for line in notes))),
-            *search,
-        ),
-        lang="en",
+    charts = [
+        render_chart(chart.figure, chart.caption, chart.caption)
+        for chart in draw_charts(table, measured, style=STYLE)
+    ]
+    main = tag(
+        "main",
+        tag("h1", table.title),
+        *([tag("p", table.about, class_="lead")] if table.about else []),
+        _to_table(head, lines),
+        tag("ul", *(tag("li", line) for line in _sentences(table, measured))),
+        tag("ul", *(tag("li", line) for line in notes), class_="note"),
+        *([tag("div", *charts, class_="charts")] if charts else []),
+        *search,
     )
+    about = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", table.title),
+        tag("style", _STYLE),
+    ]
+    page = tag("html", tag("head", *about), tag("body", main), lang="en")
     return f"<!doctype html>\n{page}\n"
 
 
 def write_pages(
     folder: Path, table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()
 ) -> list[Path]:
-    """Write `table.md` and `table.html`, and return their paths."""
+    """Write `table.md`, `table.html` and the figures, and return the paths of the first two."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, render in (("table.md", to_markdown), ("table.html", to_html)):
-        text = render(table, measured, searches)
+    charts = draw_charts(table, measured)
+    for chart in charts:
+        save(chart.figure, folder / f"{chart.name}.svg")
+    texts = {
+        "table.md": to_markdown(table, measured, searches, charts),
+        "table.html": to_html(table, measured, searches),
+    }
+    for name, text in texts.items():
         durable.write(folder / name, text.encode())
-        written.append(folder / name)
-    return written
+    return [folder / name for name in texts]
