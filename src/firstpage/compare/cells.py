@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,7 @@ from firstpage.compare.tables import Row, Table
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import Framing
 from firstpage.data.jpeg_store import open_pixels
-from firstpage.data.splits import split_catalog
+from firstpage.data.splits import split_catalog, with_splits
 from firstpage.errors import UserError, one_line
 from firstpage.evaluation.clustering import cluster
 from firstpage.models.device import resolve_device
@@ -115,7 +115,8 @@ class CellTrainer:
         cache: Folder for decoded pixels. Defaults to the user's cache.
         keep: Keep the run folders of finished cells, with their models.
         clusters: Measure NMI and F1, too.
-        progress: Show the progress of each training.
+        progress: Show the progress of decoding, and of each training.
+        quiet: Of decoding only.
 
     >>> catalog = Catalog("x", Path(), ["a.jpg"], np.zeros(1, int), ["a"], {})
     >>> with CellTrainer(catalog, "results", device="cpu") as trainer:
@@ -132,11 +133,12 @@ class CellTrainer:
         keep: bool = False,
         clusters: bool = False,
         progress: bool = False,
+        quiet: bool = False,
     ) -> None:
         self._catalog, self._folder, self._keep, self._clusters = catalog, Path(folder), keep, clusters
         self._target = resolve_device(device)
         self._stores = _Stores(catalog, cache, self._target, progress)
-        self._options: dict[str, Any] = {"device": device, "cache": cache, "progress": progress}
+        self._options: dict[str, Any] = {"device": device, "cache": cache, "progress": progress and not quiet}
 
     def __enter__(self) -> Self:
         return self
@@ -148,10 +150,17 @@ class CellTrainer:
         """Close the files of decoded pixels."""
         self._stores.close()
 
-    def decode(self, cells: Iterable[Cell]) -> None:
-        """Decode the images as cells need them, where that was not done before."""
-        for cell in cells:
-            self._stores.of(cell.recipe)
+    def decode(self, cells: Iterable[Cell], seconds: float | None = None) -> None:
+        """Decode the images as cells need them, where that was not done before, for some seconds at most."""
+        end = None if seconds is None else time.monotonic() + max(0.0, seconds)
+        try:
+            with _stopping_at(end):
+                for cell in cells:
+                    with suppress(UserError):  # the cell itself will fail, and the others go on
+                        self._stores.of(cell.recipe)
+        except Stopped:
+            if end is None or time.monotonic() < end:
+                raise
 
     def train(self, cell: Cell, seconds: float | None = None) -> dict[str, Any] | None:
         """Train a cell, from where it was cut, and write its file.
@@ -216,9 +225,9 @@ class CellTrainer:
 
 
 def _without_test(catalog: Catalog) -> Catalog:
-    """Return a catalog whose tests are left out, if it says what they are."""
-    kept = {name: rows for name, rows in catalog.splits.items() if name in ("train", "val")}
-    return replace(catalog, splits=kept) if "train" in kept else catalog
+    """Return a catalog whose tests are left out."""
+    splits = with_splits(catalog).splits
+    return replace(catalog, splits={name: splits[name] for name in ("train", "val") if name in splits})
 
 
 class _Stores:

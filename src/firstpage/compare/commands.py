@@ -1,5 +1,6 @@
 """The command `firstpage compare`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,7 @@ def compare_methods(
         ray=ray,
         cache=cache,
         keep=keep,
+        live=sys.stderr.isatty(),
         show=print_text,
     )
     searches = read_searches(chosen, catalog, folder, tune) if tune else []

@@ -87,7 +87,8 @@ def _describe_search(table: Table, searches: Sequence[Search]) -> str:
     others = [row.name for row in table.rows if row.name not in {search.row.name for search in searches}]
     unfinished = "" if all(search.complete for search in searches) else " Not all of them are finished."
     return (
-        f"Every method had {count} trials of the same settings ({table.tune.describe()}) at seed {SEED}. "
+        f"Every method had {count} {'trial' if count == 1 else 'trials'} of the same settings "
+        f"({table.tune.describe()}) at seed {SEED}. "
         f"A trial is worth its best {' or '.join(selects)} on training classes that were held out; no test "
         "image was looked at. The table above has each method with the settings of its best trial, at other "
         "seeds." + (f" Not tuned: {', '.join(others)}." if others else "") + unfinished

@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from firstpage.compare.cells import Cell, cells_of, read_cell
+from firstpage.compare.live import LiveTable
 from firstpage.compare.ray_workers import RayActors
 from firstpage.compare.tables import Table
 from firstpage.compare.tuning import read_searches, trial_cells, tuned_table
@@ -32,6 +34,7 @@ def run_cells(
     cache: str | os.PathLike[str] | None = None,
     keep: bool = False,
     progress: bool = True,
+    live: bool = False,
     show: Callable[[str], None] = print,
 ) -> bool:
     """Train what is missing of a table. A finished cell is not trained again, a cut one is resumed.
@@ -53,6 +56,8 @@ def run_cells(
         cache: Folder for decoded pixels. Defaults to the user's cache.
         keep: Keep the run folders of finished cells, with their models.
         progress: Show the progress of each training.
+        live: Draw the table so far on standard error, in place of the progress of each training and of lines
+            about finished cells.
         show: Is given a line about each finished cell.
 
     Returns:
@@ -65,14 +70,14 @@ def run_cells(
     end = None if minutes is None else time.monotonic() + 60 * minutes
     clusters = bool({"NMI", "F1"} & set(table.metrics))
     cells_of(table, seeds, protocols)  # a protocol that there is not is known before the trials
-    options = {"cache": cache, "keep": keep, "clusters": clusters, "progress": progress}
+    options = {"cache": cache, "keep": keep, "clusters": clusters, "progress": progress, "quiet": live}
     with make_crew(catalog, place, workers=workers, ray=ray, device=device, **options) as crew:
         if tune:
             trials = trial_cells(table, tune, seeds)
-            if not _run(crew, trials, catalog, place, end, show):
+            if not _run(crew, trials, catalog, place, end, show, live):
                 return False
             table = tuned_table(table, read_searches(table, catalog, place, tune))
-        return _run(crew, cells_of(table, seeds, protocols), catalog, place, end, show)
+        return _run(crew, cells_of(table, seeds, protocols), catalog, place, end, show, live)
 
 
 def make_crew(
@@ -122,6 +127,7 @@ def _run(
     folder: Path,
     end: float | None,
     show: Callable[[str], None],
+    live: bool,
 ) -> bool:
     """Train what is missing of some cells, and return whether all are finished."""
     found = [(cell, read_cell(cell, catalog, folder)) for cell in cells]
@@ -129,15 +135,23 @@ def _run(
     missing += [cell for cell, done in found if done and done["error"] and not cell.row.is_trial]
     kind = "trials" if cells and cells[0].row.is_trial else "trainings"
     show(f"{len(cells)} {kind}, {len(cells) - len(missing)} of them done")
+    if not missing:
+        return True
+    if end is None or time.monotonic() < end:
+        crew.decode(missing, end)
+    done = {cell.name: measured for cell, measured in found if measured is not None and cell not in missing}
     began, number, complete = time.monotonic(), 0, True
-    for cell, measured in crew.train(missing, end):
-        if measured is None:
-            show(f"the time is over at {cell.row.name}, seed {cell.seed}: run it again to go on")
-            complete = False
-            continue
-        number += 1
-        left = (time.monotonic() - began) / number * (len(missing) - number)
-        show(_line(number, len(missing), cell, measured, left))
+    drawn = LiveTable(cells, done, lambda: crew.running, folder).shown() if live else nullcontext()
+    with drawn:
+        for cell, measured in crew.train(missing, end):
+            if measured is None:
+                show(f"the time is over at {cell.row.name}, seed {cell.seed}: run it again to go on")
+                complete = False
+                continue
+            number, done[cell.name] = number + 1, measured
+            left = (time.monotonic() - began) / number * (len(missing) - number)
+            if not live or measured["error"]:
+                show(_line(number, len(missing), cell, measured, left))
     return complete
 
 

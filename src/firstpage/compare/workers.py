@@ -48,6 +48,10 @@ class Crew(ABC):
         """Stop the workers."""
 
     @abstractmethod
+    def decode(self, cells: Sequence[Cell], end: float | None) -> None:
+        """Decode the images once, and not in every worker; until the time is over."""
+
+    @abstractmethod
     def train(self, cells: Sequence[Cell], end: float | None) -> Iterator[tuple[Cell, Measured | None]]:
         """Yield what each cell has measured, or why it has failed; None if the time is over (`end`)."""
 
@@ -74,6 +78,10 @@ class OneProcess(Crew):
 
     def __exit__(self, *_: object) -> None:
         self._trainer.close()
+
+    def decode(self, cells: Sequence[Cell], end: float | None) -> None:
+        """See `Crew`."""
+        self._trainer.decode(cells, None if end is None else end - time.monotonic())
 
     def train(self, cells: Sequence[Cell], end: float | None) -> Iterator[tuple[Cell, Measured | None]]:
         """See `Crew`."""
@@ -120,11 +128,14 @@ class Workers(Crew):
     def _receive(self, ready: Any, worker: Any) -> Measured | None:  # noqa: ANN401
         """Return what a worker has measured; raise `WorkerDiedError` if it has ended."""
 
+    def decode(self, cells: Sequence[Cell], end: float | None) -> None:
+        """See `Crew`."""
+        self._trainer.decode(cells, None if end is None else end - time.monotonic())
+
     def train(self, cells: Sequence[Cell], end: float | None) -> Iterator[tuple[Cell, Measured | None]]:
         """See `Crew`."""
         waiting, deaths = deque(cells), Counter[str]()
         if waiting and (end is None or time.monotonic() < end):
-            self._trainer.decode(cells)  # once, and not in every worker
             self._idle += self._start(range(len(self._idle), min(self._count, len(waiting))))
         while waiting or self._busy:
             while waiting and (self._idle or not self._busy):
