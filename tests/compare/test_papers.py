@@ -19,7 +19,7 @@ from firstpage.training.ranks import KS
 
 TABLES = {name: find(name) for name in names()}
 TINY = [
-    *("model.backbone=small", "model.options={}", "model.dim=4", "model.stored=32", "model.crop=32"),
+    *("model.backbone=small", "model.options={}", "model.dim=8", "model.stored=32", "model.crop=32"),
     *("augment.size=32", "batch.size=12", "batch.images_per_class=3", "batch.chunk=0", "schedule.epochs=1"),
     *("train.compile=false", "train.evaluate_every=1", "train.folds=2", "train.store=raw"),
 ]

@@ -21,6 +21,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -182,18 +183,33 @@ class Table:
             raise UserError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
     def changed(self, changes: Sequence[str]) -> Self:
-        """Return the table with `section.key=value` applied to all rows; an untrained network stays that.
+        """Return the table with `section.key=value` applied to all rows.
+
+        An untrained network stays that, and with `model.dim` learners keep their shares of the dimensions.
 
         >>> table = Table.of({"title": "Two", "row": [{"name": "Untrained", "schedule": {"epochs": 0}}]})
         >>> changed = table.changed(["schedule.epochs=5", "model.dim=64"]).rows[0].recipe
         >>> changed.schedule.epochs, changed.model.dim
         (0, 64)
         """
-        rows = []
+        rows, parted = [], [change.partition("=") for change in changes]
         for row in self.rows:
             fixed = [] if row.recipe.schedule.epochs else ["schedule.epochs=0"]
+            dims = [value.strip() for name, _, value in parted if name.strip() == "model.dim"]
+            if row.recipe.model.learners and dims and dims[-1].isascii() and dims[-1].isdigit():
+                fixed.append(f"model.learners={_scale(row.recipe.model.learners, int(dims[-1]))}")
             rows.append(replace(row, recipe=row.recipe.changed([*changes, *fixed])))
         return replace(self, rows=tuple(rows))
+
+
+def _scale(learners: Sequence[int], dim: int) -> list[int]:
+    """Return learners of that many dimensions in all, with the same shares.
+
+    >>> _scale([96, 160, 256], 64), _scale([170, 171, 171], 64)
+    ([12, 20, 32], [21, 22, 21])
+    """
+    ends = [round(dim * sum(learners[:count]) / sum(learners)) for count in range(len(learners) + 1)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def _read_row(row: object, shared: Mapping[str, Any], number: int) -> Row:
