@@ -19,8 +19,8 @@ _STYLE = Html(
     (files("firstpage.report") / "style.css").read_text(encoding="utf-8")
     + "td:not(:first-child),th:not(:first-child){text-align:right;font-variant-numeric:tabular-nums}"
     ".search :is(td,th):last-child{text-align:left}td{white-space:nowrap}main{padding-top:2rem}"
-    ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,30rem),1fr));margin:1.5rem 0;"
-    "align-items:start}"
+    ".charts{display:block;columns:30rem;column-gap:.8rem;margin:1.5rem 0}"
+    ".charts figure{break-inside:avoid;margin-bottom:.8rem}"
 )
 
 
