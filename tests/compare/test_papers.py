@@ -45,6 +45,9 @@ def test_a_table_of_the_papers_is_sound(name):
             models[heads] = Embedder(replace(recipe.model, **small))
         make_criteria(recipe.loss, models[heads], classes=20, images=100)
         assert row.recipe.schedule.epochs or row is table.rows[0]
+        for setting, values in table.tune.searched.items():  # a search may find what the row has
+            own = getattr(recipe.optimizer, setting.removeprefix("optimizer."))
+            assert values["low"] <= own <= values["high"], f"{row.name}: {setting}"
         for kind in ("R@", "P@"):  # a misread figure is seldom in order
             given = {int(key[2:]): value for key, value in row.paper.items() if key.startswith(kind)}
             values = [given[k] for k in sorted(given)]
