@@ -63,7 +63,7 @@ def test_a_killed_worker_costs_its_part_and_finished_parts_are_not_done_again(pl
     original = ray_embedding._write
     with monkeypatch.context() as patch:  # a run that is cut off after five parts
         patch.setattr(ray_embedding, "_run", cut_off_after(5))
-        patch.setattr(ray_embedding, "_cluster", contextlib.nullcontext)
+        patch.setattr(ray_embedding, "ray_cluster", contextlib.nullcontext)
         with pytest.raises(KeyboardInterrupt):
             ray_embedding.embed_on_ray(place / "model", catalog, out, part=PART, progress=False)
     before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
@@ -107,7 +107,7 @@ def cut_off_after(parts):
 def test_the_commands(place, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FIRSTPAGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ray_embedding, "_run", cut_off_after(COUNT))
-    monkeypatch.setattr(ray_embedding, "_cluster", contextlib.nullcontext)
+    monkeypatch.setattr(ray_embedding, "ray_cluster", contextlib.nullcontext)
     listing = tmp_path / "photos.txt"
     listing.write_text("".join(f"file://{place}/photos/{number:03d}.png\n" for number in range(9)))
     commands = [

@@ -1,4 +1,4 @@
-"""The cells of a table, one training each: run what is missing, in pieces if asked to."""
+"""The cells of a table, one training each, which ends with a file of what it has measured."""
 
 import hashlib
 import json
@@ -7,11 +7,11 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from firstpage.compare.tables import Row, Table
 from firstpage.data.catalog import Catalog
 from firstpage.data.framing import Framing
 from firstpage.data.jpeg_store import open_pixels
-from firstpage.data.splits import split_catalog
+from firstpage.data.splits import split_catalog, with_splits
 from firstpage.errors import UserError, one_line
 from firstpage.evaluation.clustering import cluster
 from firstpage.models.device import resolve_device
@@ -105,80 +105,129 @@ def read_cell(cell: Cell, catalog: Catalog, folder: Path) -> dict[str, Any] | No
     return table if table["identity"] == cell.identity(catalog) else None
 
 
-def run_cells(
-    table: Table,
-    catalog: Catalog,
-    folder: str | os.PathLike[str],
-    *,
-    seeds: Sequence[int] = (0,),
-    protocols: Sequence[str] = ("paper",),
-    minutes: float | None = None,
-    device: str | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    keep: bool = False,
-    progress: bool = True,
-    show: Callable[[str], None] = print,
-) -> bool:
-    """Train what is missing of a table. A finished cell is not trained again, a cut one is resumed.
-
-    One that has failed is tried again after all others.
+class CellTrainer:
+    """Trains cells one after another, and keeps decoded pixels and compiled networks between them.
 
     Args:
-        table: The methods.
         catalog: The data.
         folder: For `cells/`, one JSON file each, and `runs/`, the run folders of cells that were cut.
-        seeds: Of the trainings.
-        protocols: `paper`, `fair`, or both.
-        minutes: Stop after so many, in the middle of a cell if need be; the next call goes on from there.
         device: A torch device. Defaults to a GPU if available.
         cache: Folder for decoded pixels. Defaults to the user's cache.
         keep: Keep the run folders of finished cells, with their models.
-        progress: Show the progress of each training.
-        show: Is given a line about each finished cell.
+        clusters: Measure NMI and F1, too.
+        progress: Show the progress of decoding, and of each training.
+        quiet: Of decoding only.
 
-    Returns:
-        Whether the table is complete.
-
-    Raises:
-        UserError: The data does not fit, or a file of a cell is damaged.
+    >>> catalog = Catalog("x", Path(), ["a.jpg"], np.zeros(1, int), ["a"], {})
+    >>> with CellTrainer(catalog, "results", device="cpu") as trainer:
+    ...     trainer.train(Cell(Row("Margin", Recipe()), 0, "paper"), seconds=0.0)  # no time: it is cut
     """
-    place, target = Path(folder), resolve_device(device)
-    cells = cells_of(table, seeds, protocols)
-    found = [(cell, read_cell(cell, catalog, place)) for cell in cells]
-    missing = [cell for cell, done in found if done is None]
-    missing += [cell for cell, done in found if done is not None and done["error"]]
-    show(f"{len(cells)} trainings, {len(cells) - len(missing)} of them done")
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-    with _Stores(catalog, cache, target, progress) as stores, _stopping_at(end):
-        for number, cell in enumerate(missing):
-            if end is not None and time.monotonic() >= end:
-                return False
-            began = time.monotonic()
-            run = place / "runs" / cell.name
-            try:
-                result = _train(cell, catalog, run, stores, device=device, cache=cache, progress=progress)
-                measured = _measured(result, cell)
-                if {"NMI", "F1"} & set(table.metrics):
-                    measured["metrics"] |= _cluster(result, cell, catalog, stores)
-            except Stopped:
-                if end is None or time.monotonic() < end:
-                    raise
-                show(
-                    f"{cell.row.name}, seed {cell.seed}: cut after {minutes:g} minutes; run it again to go on"
-                )
-                return False
-            except UserError as error:  # such as a collapse that cannot be mended: the others go on
-                measured = {"metrics": {}, "error": one_line(error)}
-            about = {"row": cell.row.name, "seed": cell.seed, "protocol": cell.protocol}
-            about |= {"identity": cell.identity(catalog), "data": catalog.name, "firstpage": __version__}
-            about |= {"torch": torch.__version__, "device": _describe(target), "recipe": cell.recipe.toml()}
-            text = json.dumps(about | measured, indent=1)
-            (place / "cells").mkdir(parents=True, exist_ok=True)
-            durable.write(place / "cells" / f"{cell.name}.json", f"{text}\n".encode())
-            if not keep:
-                shutil.rmtree(run, ignore_errors=True)
-            show(_line(number + 1, len(missing), cell, measured, time.monotonic() - began))
-    return True
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        folder: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        keep: bool = False,
+        clusters: bool = False,
+        progress: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self._catalog, self._folder, self._keep, self._clusters = catalog, Path(folder), keep, clusters
+        self._target = resolve_device(device)
+        self._stores = _Stores(catalog, cache, self._target, progress)
+        self._options: dict[str, Any] = {"device": device, "cache": cache, "progress": progress and not quiet}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files of decoded pixels."""
+        self._stores.close()
+
+    def decode(self, cells: Iterable[Cell], seconds: float | None = None) -> None:
+        """Decode the images as cells need them, where that was not done before, for some seconds at most."""
+        end = None if seconds is None else time.monotonic() + max(0.0, seconds)
+        try:
+            with _stopping_at(end):
+                for cell in cells:
+                    with suppress(UserError):  # the cell itself will fail, and the others go on
+                        self._stores.of(cell.recipe)
+        except Stopped:
+            if end is None or time.monotonic() < end:
+                raise
+
+    def train(self, cell: Cell, seconds: float | None = None) -> dict[str, Any] | None:
+        """Train a cell, from where it was cut, and write its file.
+
+        Args:
+            cell: What to train.
+            seconds: Cut it after so many, with a checkpoint.
+
+        Returns:
+            What was measured, or why it has failed; None if it was cut.
+
+        Raises:
+            Stopped: By another signal than the clock.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        if seconds is not None and seconds <= 0:
+            return None
+        run = self._folder / "runs" / cell.name
+        began = time.monotonic()
+        try:
+            with _stopping_at(end):
+                measured = self._measure(cell, run)
+        except Stopped:
+            if end is None or time.monotonic() < end:
+                raise
+            return None
+        except UserError as error:  # such as a collapse that cannot be mended: the others go on
+            measured = {"metrics": {}, "error": one_line(error)}
+        self.write(cell, measured)
+        if not self._keep:
+            shutil.rmtree(run, ignore_errors=True)
+            run.with_suffix(".id").unlink(missing_ok=True)
+        return measured | {"wall": time.monotonic() - began}
+
+    def write(self, cell: Cell, measured: dict[str, Any]) -> None:
+        """Write the file of a cell."""
+        about: dict[str, Any] = {"row": cell.row.name, "seed": cell.seed, "protocol": cell.protocol}
+        about |= {"variant": cell.row.variant} if cell.row.variant else {}
+        about |= {"identity": cell.identity(self._catalog), "data": self._catalog.name}
+        about |= {"firstpage": __version__, "torch": torch.__version__, "device": _describe(self._target)}
+        about |= {"recipe": cell.recipe.toml()} | measured
+        path = self._folder / "cells" / f"{cell.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(path, f"{json.dumps(about, indent=1)}\n".encode())
+
+    def _measure(self, cell: Cell, run: Path) -> dict[str, Any]:
+        marker, identity = run.with_suffix(".id"), cell.identity(self._catalog)
+        if run.exists() and (not marker.is_file() or marker.read_text() != identity):
+            shutil.rmtree(run)  # what is left of another recipe
+        run.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(marker, identity.encode())
+        pixels = self._stores.of(cell.recipe)
+        catalog = _without_test(self._catalog) if cell.row.is_trial else self._catalog
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are in the result
+            train = fit_members if cell.recipe.train.members > 1 else fit
+            result = train(cell.recipe, catalog, run, pixels=pixels, **self._options)
+        measured = _measured(result, cell)
+        if self._clusters and not cell.row.is_trial:
+            measured["metrics"] |= _cluster(result, cell, catalog, pixels)
+        return measured
+
+
+def _without_test(catalog: Catalog) -> Catalog:
+    """Return a catalog whose tests are left out."""
+    splits = with_splits(catalog).splits
+    return replace(catalog, splits={name: splits[name] for name in ("train", "val") if name in splits})
 
 
 class _Stores:
@@ -195,10 +244,7 @@ class _Stores:
         self._open: dict[tuple[Framing, str], Pixels] = {}
         self._stack = ExitStack()
 
-    def __enter__(self) -> "_Stores":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()
 
     def of(self, recipe: Recipe) -> Pixels:
@@ -212,25 +258,15 @@ class _Stores:
         return self._open[key]
 
 
-def _train(cell: Cell, catalog: Catalog, run: Path, stores: _Stores, **options: Any) -> Result:  # noqa: ANN401
-    """Train a cell in its run folder, from where it was cut; what is left of another recipe is removed."""
-    marker, identity = run.with_suffix(".id"), cell.identity(catalog)
-    if run.exists() and (not marker.is_file() or marker.read_text() != identity):
-        shutil.rmtree(run)
-    run.parent.mkdir(parents=True, exist_ok=True)
-    durable.write(marker, identity.encode())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are in the result
-        train = fit_members if cell.recipe.train.members > 1 else fit
-        return train(cell.recipe, catalog, run, pixels=stores.of(cell.recipe), **options)
-
-
 def _measured(result: Result, cell: Cell) -> dict[str, Any]:
-    metrics = dict(result.best if cell.protocol == "paper" or result.test is None else result.test)
+    best = cell.protocol == "paper" or cell.row.is_trial or result.test is None
+    metrics = dict(result.best if best or result.test is None else result.test)
     model = result.model
+    selected = {"selected": result.best[cell.recipe.train.select]} if cell.row.is_trial else {}
     return {
         "metrics": metrics,
         "error": "",
+        **selected,
         "untrained": result.untrained,
         "epoch": result.epoch,
         "history": result.history,
@@ -242,9 +278,8 @@ def _measured(result: Result, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _cluster(result: Result, cell: Cell, catalog: Catalog, stores: _Stores) -> dict[str, float]:
+def _cluster(result: Result, cell: Cell, catalog: Catalog, pixels: Pixels) -> dict[str, float]:
     """Return how well clusters of the test images agree with their classes."""
-    pixels = stores.of(cell.recipe)
     test = split_catalog(catalog, pixels.ok, cell.recipe.train).test
     if test is None:
         return {}
@@ -252,16 +287,6 @@ def _cluster(result: Result, cell: Cell, catalog: Catalog, stores: _Stores) -> d
     vectors = result.model.embed(pixels, rows=rows, progress=False, half=cell.recipe.train.half)
     device = result.model.device
     return cluster(vectors.to(device), torch.from_numpy(catalog.labels[rows]).to(device)).metrics()
-
-
-def _line(number: int, count: int, cell: Cell, measured: dict[str, Any], seconds: float) -> str:
-    left = f", about {seconds * (count - number) / 60:.0f} min left" if number < count else ""
-    name = f"{number}/{count}  {cell.row.name}, seed {cell.seed}, {cell.protocol}: "
-    if measured["error"]:
-        return f"{name}{measured['error']}"
-    paper = f" (paper {cell.row.paper['R@1']:.1f})" if "R@1" in cell.row.paper else ""
-    shown = f"R@1 {measured['metrics']['R@1']:.1f}{paper}, MAP@R {measured['metrics']['MAP@R']:.1f}"
-    return f"{name}{shown}; {seconds:.0f} s{left}"
 
 
 def _describe(device: torch.device) -> str:

@@ -1,5 +1,6 @@
 """The command `firstpage compare`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,10 @@ def compare_methods(
         list[str] | None,
         typer.Option("--protocol", help="paper or fair; repeatable. Defaults to the table's."),
     ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(help="Trials of each method, on held-out training classes, to choose its settings by."),
+    ] = 0,
     minutes: Annotated[
         float | None, typer.Option("--max-minutes", help="Stop then; the next call goes on from there.")
     ] = None,
@@ -26,6 +31,12 @@ def compare_methods(
         list[str] | None, typer.Option("--set", help="section.key=value for all rows; repeatable.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. Defaults to a GPU if available.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Trainings at a time. Defaults to one for each GPU of this machine.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or auto: one training for each of its GPUs.")
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for decoded pixels.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the models of all trainings.")] = False,
 ) -> None:
@@ -33,10 +44,11 @@ def compare_methods(
 
     Finished trainings are not repeated: run it again to go on.
     """
-    from firstpage.compare.cells import run_cells
     from firstpage.compare.rendering import to_markdown, write_pages
+    from firstpage.compare.running import run_cells
     from firstpage.compare.summary import summarize
     from firstpage.compare.tables import find
+    from firstpage.compare.tuning import read_searches, tuned_table
     from firstpage.runs.run_data import read_data
 
     numbers = _read_seeds(seeds)
@@ -49,15 +61,20 @@ def compare_methods(
         folder,
         seeds=numbers,
         protocols=asked,
+        tune=tune,
         minutes=minutes,
         device=device,
+        workers=workers,
+        ray=ray,
         cache=cache,
         keep=keep,
+        live=sys.stderr.isatty(),
         show=print_text,
     )
-    measured = summarize(chosen, catalog, folder, numbers, asked)
-    written = write_pages(folder, chosen, measured)
-    print_text(to_markdown(chosen, measured))
+    searches = read_searches(chosen, catalog, folder, tune) if tune else []
+    measured = summarize(tuned_table(chosen, searches), catalog, folder, numbers, asked)
+    written = write_pages(folder, chosen, measured, searches)
+    print_text(to_markdown(chosen, measured, searches))
     print_text(f"wrote {' and '.join(str(path) for path in written)}")
     if not complete:
         print_text("not complete: run it again to go on")

@@ -2,18 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from firstpage import durable
+from firstpage.compare.charts import Chart, draw_charts
 from firstpage.compare.summary import Measured, compare_best
 from firstpage.compare.tables import Table
+from firstpage.compare.tuning import SEED, Search
+from firstpage.figures.style import save
+from firstpage.report.charts import STYLE, render_chart
 from firstpage.report.markup import Html, tag
 
+# The style of reports, with columns of figures.
 _STYLE = Html(
-    "body{margin:2rem auto;max-width:76rem;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color-scheme:"
-    "light dark}table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.3rem .7rem;"
-    "text-align:right;border-bottom:1px solid #8885}th:first-child,td:first-child{text-align:left}small{"
-    "opacity:.7}.scroll{overflow-x:auto}"
+    (files("firstpage.report") / "style.css").read_text(encoding="utf-8")
+    + "td:not(:first-child),th:not(:first-child){text-align:right;font-variant-numeric:tabular-nums}"
+    ".search :is(td,th):last-child{text-align:left}td{white-space:nowrap}main{padding-top:2rem}"
+    ".charts{display:block;columns:30rem;column-gap:.8rem;margin:1.5rem 0}"
+    ".charts figure{break-inside:avoid;margin-bottom:.8rem}"
 )
 
 
@@ -70,8 +77,43 @@ def _sentences(table: Table, measured: Sequence[Measured]) -> list[str]:
     return found
 
 
-def to_markdown(table: Table, measured: Sequence[Measured]) -> str:
-    """Return a measured table as Markdown.
+_SEARCH_HEAD = ["method", "trials", "failed", "best", "median", "worst", "settings of the best"]
+
+
+def _describe_search(table: Table, searches: Sequence[Search]) -> str:
+    """Say how settings were searched, and that every method had the same."""
+    selects = sorted({search.row.recipe.train.select for search in searches})
+    count = len(searches[0].settings)
+    others = [row.name for row in table.rows if row.name not in {search.row.name for search in searches}]
+    unfinished = "" if all(search.complete for search in searches) else " Not all of them are finished."
+    return (
+        f"Every method had {count} {'trial' if count == 1 else 'trials'} of the same settings "
+        f"({table.tune.describe()}) at seed {SEED}. "
+        f"A trial is worth its best {' or '.join(selects)} on training classes that were held out; no test "
+        "image was looked at. The table above has each method with the settings of its best trial, at other "
+        "seeds." + (f" Not tuned: {', '.join(others)}." if others else "") + unfinished
+    )
+
+
+def _to_pipes(head: list[str], lines: Sequence[list[str]]) -> str:
+    """Return a table in Markdown."""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, *lines)]
+    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
+
+
+def _to_table(head: list[str], lines: Sequence[list[str]], kind: str = "") -> Html:
+    body = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
+    rows = tag("table", tag("thead", tag("tr", *(tag("th", cell) for cell in head))), tag("tbody", *body))
+    return tag("div", rows, class_=f"scroll card {kind}".strip())
+
+
+def to_markdown(
+    table: Table,
+    measured: Sequence[Measured],
+    searches: Sequence[Search] = (),
+    charts: Sequence[Chart] = (),
+) -> str:
+    """Return a measured table as Markdown, and how its settings were searched, with links to its figures.
 
     >>> from firstpage.recipes import Recipe
     >>> from firstpage.compare.tables import Row
@@ -85,22 +127,19 @@ def to_markdown(table: Table, measured: Sequence[Measured]) -> str:
     """
     head, lines, notes = table_lines(table, measured)
     parts = [f"# {table.title}", *([table.about] if table.about else [])]
-    rows = [head, ["---"] * len(head), *lines]
-    marks = [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        if row[0] != "---"
-        else "|" + "|".join(row) + "|"
-        for row in rows
-    ]
-    parts.append("\n".join(marks))
+    parts.append(_to_pipes(head, lines))
     parts += [
         "\n".join(f"- {line}" for line in lines) for lines in (_sentences(table, measured), notes) if lines
     ]
+    if searches:
+        found = _to_pipes(_SEARCH_HEAD, [search.line() for search in searches])
+        parts += ["## Search of settings", _describe_search(table, searches), found]
+    parts += [f"![{chart.caption}]({chart.name}.svg)" for chart in charts]
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(table: Table, measured: Sequence[Measured]) -> str:
-    """Return a measured table as a page of its own.
+def to_html(table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()) -> str:
+    """Return a measured table as a page of its own, with its figures.
 
     >>> from firstpage.recipes import Recipe
     >>> from firstpage.compare.tables import Row
@@ -109,29 +148,46 @@ def to_html(table: Table, measured: Sequence[Measured]) -> str:
     True
     """
     head, lines, notes = table_lines(table, measured)
-    body = [tag("tr", *(tag("td", cell) for cell in line)) for line in lines]
-    rows = tag("table", tag("thead", tag("tr", *(tag("th", cell) for cell in head))), tag("tbody", *body))
-    page = tag(
-        "html",
-        tag("head", tag("meta", charset="utf-8"), tag("title", table.title), tag("style", _STYLE)),
-        tag(
-            "body",
-            tag("h1", table.title),
-            *([tag("p", table.about)] if table.about else []),
-            tag("div", rows, class_="scroll"),
-            tag("ul", *(tag("li", line) for line in _sentences(table, measured))),
-            tag("small", tag("ul", *(tag("li", line) for line in notes))),
-        ),
-        lang="en",
+    search: list[Html] = []
+    if searches:
+        found = _to_table(_SEARCH_HEAD, [each.line() for each in searches], "search")
+        search = [tag("h2", "Search of settings"), tag("p", _describe_search(table, searches)), found]
+    charts = [
+        render_chart(chart.figure, chart.caption, chart.caption)
+        for chart in draw_charts(table, measured, style=STYLE)
+    ]
+    main = tag(
+        "main",
+        tag("h1", table.title),
+        *([tag("p", table.about, class_="lead")] if table.about else []),
+        _to_table(head, lines),
+        tag("ul", *(tag("li", line) for line in _sentences(table, measured))),
+        tag("ul", *(tag("li", line) for line in notes), class_="note"),
+        *([tag("div", *charts, class_="charts")] if charts else []),
+        *search,
     )
+    about = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", table.title),
+        tag("style", _STYLE),
+    ]
+    page = tag("html", tag("head", *about), tag("body", main), lang="en")
     return f"<!doctype html>\n{page}\n"
 
 
-def write_pages(folder: Path, table: Table, measured: Sequence[Measured]) -> list[Path]:
-    """Write `table.md` and `table.html`, and return their paths."""
+def write_pages(
+    folder: Path, table: Table, measured: Sequence[Measured], searches: Sequence[Search] = ()
+) -> list[Path]:
+    """Write `table.md`, `table.html` and the figures, and return the paths of the first two."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, text in (("table.md", to_markdown(table, measured)), ("table.html", to_html(table, measured))):
+    charts = draw_charts(table, measured)
+    for chart in charts:
+        save(chart.figure, folder / f"{chart.name}.svg")
+    texts = {
+        "table.md": to_markdown(table, measured, searches, charts),
+        "table.html": to_html(table, measured, searches),
+    }
+    for name, text in texts.items():
         durable.write(folder / name, text.encode())
-        written.append(folder / name)
-    return written
+    return [folder / name for name in texts]

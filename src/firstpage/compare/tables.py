@@ -13,24 +13,28 @@ name = "Margin, distance weighted"
 paper = { "R@1" = 63.6 }     # the paper's own figures
 differs = "BN-Inception"     # what was different there
 loss = { name = "margin" }   # and other sections of a recipe
+
+A section `[tune]` has what `--tune` searches: see `spaces.py`.
 """
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 from firstpage._reading import read_toml
 from firstpage._spelling import suggest
 from firstpage._types import convert
+from firstpage.compare.spaces import Space
 from firstpage.errors import UserError
 from firstpage.recipes.recipe import Recipe
 
 METRICS = ("R@1", "P@5", "P@10", "MAP@R")
 _ROW = ("name", "paper", "differs")
-_TABLE = ("title", "about", "metrics", "protocols", "recipe", "row")
+_TABLE = ("title", "about", "metrics", "protocols", "tune", "recipe", "row")
 _PAPERS = Path(__file__).parent / "papers"
 
 
@@ -80,6 +84,7 @@ class Row:
         recipe: How it is trained; seed and protocol are replaced.
         paper: Figures of the paper, by metric.
         differs: What was different in the paper.
+        variant: Of the method, a part of file names: `tuned`, or `trial-3`.
 
     >>> Row("Margin, distance weighted", Recipe()).key
     'margin-distance-weighted'
@@ -89,11 +94,17 @@ class Row:
     recipe: Recipe
     paper: dict[str, float] = field(default_factory=dict)
     differs: str = ""
+    variant: str = ""
 
     @property
     def key(self) -> str:
         """The name as a part of file names."""
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.variant}".lower()).strip("-")
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is a trial of `--tune`, which sees no test image."""
+        return self.variant.startswith("trial-")
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,7 @@ class Table:
         metrics: The columns.
         about: A sentence about it.
         protocols: What it is measured by unless asked otherwise: `paper`, `fair` or both.
+        tune: What `--tune` searches.
 
     >>> table = Table.of({"title": "Two", "row": [{"name": "RLL", "loss": {"name": "rll"}}]})
     >>> table.rows[0].recipe.loss
@@ -117,6 +129,7 @@ class Table:
     metrics: tuple[str, ...] = METRICS
     about: str = ""
     protocols: tuple[str, ...] = ("paper",)
+    tune: Space = field(default_factory=lambda: Space.of({}))
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
@@ -136,15 +149,18 @@ class Table:
         about = convert(table.get("about", ""), str, "about")
         metrics = convert(table.get("metrics", list(METRICS)), list[str], "metrics")
         protocols = convert(table.get("protocols", ["paper"]), list[str], "protocols")
-        shared, given = table.get("recipe", {}), table.get("row", [])
-        if not isinstance(shared, Mapping) or not isinstance(given, list) or not given:
-            raise UserError("recipe must be a table, and there must be a [[row]]: see firstpage.compare")
+        shared, given, tune = table.get("recipe", {}), table.get("row", []), table.get("tune", {})
+        tables = isinstance(shared, Mapping) and isinstance(tune, Mapping)
+        if not tables or not isinstance(given, list) or not given:
+            raise UserError(
+                "recipe and tune must be tables, and there must be a [[row]]: see firstpage.compare"
+            )
         rows = tuple(_read_row(row, shared, number) for number, row in enumerate(given, start=1))
         keys = [row.key for row in rows]
         for row in rows:
             if not row.key or keys.count(row.key) > 1:
                 raise UserError(f"row {row.name!r}: names must be different, also without signs: rename it")
-        return cls(title, rows, tuple(metrics), about, tuple(protocols))
+        return cls(title, rows, tuple(metrics), about, tuple(protocols), Space.of(tune))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -167,18 +183,33 @@ class Table:
             raise UserError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
     def changed(self, changes: Sequence[str]) -> Self:
-        """Return the table with `section.key=value` applied to all rows; an untrained network stays that.
+        """Return the table with `section.key=value` applied to all rows.
+
+        An untrained network stays that, and with `model.dim` learners keep their shares of the dimensions.
 
         >>> table = Table.of({"title": "Two", "row": [{"name": "Untrained", "schedule": {"epochs": 0}}]})
         >>> changed = table.changed(["schedule.epochs=5", "model.dim=64"]).rows[0].recipe
         >>> changed.schedule.epochs, changed.model.dim
         (0, 64)
         """
-        rows = []
+        rows, parted = [], [change.partition("=") for change in changes]
         for row in self.rows:
             fixed = [] if row.recipe.schedule.epochs else ["schedule.epochs=0"]
+            dims = [value.strip() for name, _, value in parted if name.strip() == "model.dim"]
+            if row.recipe.model.learners and dims and dims[-1].isascii() and dims[-1].isdigit():
+                fixed.append(f"model.learners={_scale(row.recipe.model.learners, int(dims[-1]))}")
             rows.append(replace(row, recipe=row.recipe.changed([*changes, *fixed])))
         return replace(self, rows=tuple(rows))
+
+
+def _scale(learners: Sequence[int], dim: int) -> list[int]:
+    """Return learners of that many dimensions in all, with the same shares.
+
+    >>> _scale([96, 160, 256], 64), _scale([170, 171, 171], 64)
+    ([12, 20, 32], [21, 22, 21])
+    """
+    ends = [round(dim * sum(learners[:count]) / sum(learners)) for count in range(len(learners) + 1)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def _read_row(row: object, shared: Mapping[str, Any], number: int) -> Row:

@@ -118,15 +118,7 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
     >>> len(split.train), len(split.test.queries)
     (6, 4)
     """
-    if not catalog.splits:
-        count = len(np.unique(catalog.labels))
-        if count < 4:
-            raise UserError(
-                f"data: {count} {'class' if count == 1 else 'classes'} cannot be split into train and test; "
-                "use at least four, or give splits train and test"
-            )
-        # With one test class every result would be correct.
-        catalog = catalog.split_classes(max(2, round(0.2 * count)), seed=0)
+    catalog = with_splits(catalog)
     splits = {name: rows[readable[rows]] for name, rows in catalog.splits.items()}
     if "train" in splits and not len(splits["train"]):
         raise UserError(
@@ -157,6 +149,29 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
         return DataSplit(train, QueryGallery(train), test)
     fold = catalog.take(train).split_classes(folds=folds, seed=settings.seed)[settings.fold]
     return DataSplit(train[fold.splits["train"]], QueryGallery(train[fold.splits["test"]]), test)
+
+
+def with_splits(catalog: Catalog) -> Catalog:
+    """Return a catalog that has splits: by default a fifth of the classes, at least two, are the test.
+
+    Raises:
+        UserError: There are too few classes.
+
+    >>> from pathlib import Path
+    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> {name: len(rows) for name, rows in with_splits(catalog).splits.items()}
+    {'train': 6, 'test': 4}
+    """
+    if catalog.splits:
+        return catalog
+    count = len(np.unique(catalog.labels))
+    if count < 4:
+        raise UserError(
+            f"data: {count} {'class' if count == 1 else 'classes'} cannot be split into train and test; "
+            "use at least four, or give splits train and test"
+        )
+    # With one test class every result would be correct.
+    return catalog.split_classes(max(2, round(0.2 * count)), seed=0)
 
 
 def query_gallery(splits: Mapping[str, Rows]) -> QueryGallery | None:

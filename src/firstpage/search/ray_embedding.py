@@ -134,7 +134,7 @@ def embed_on_ray(
         for name, members in catalog.splits.items():
             splits |= {row: f"{splits[row]}+{name}" if row in splits else name for row in members.tolist()}
         with (
-            _cluster(address) as ray,
+            ray_cluster(address) as ray,
             progress_bar("embedding", sum(map(len, rows.values())), progress) as advance,
         ):
             for done in _run(ray, loaded, items):
@@ -298,8 +298,19 @@ def _plan(folder: Path, model: str, images: Sequence[str], part: int) -> None:
 
 
 @contextmanager
-def _cluster(address: str) -> Iterator[Any]:
-    """Connect to a cluster, or start one on this machine; at the end disconnect from it."""
+def ray_cluster(address: str) -> Iterator[Any]:
+    """Connect to a cluster, or start one on this machine; at the end disconnect from it.
+
+    Args:
+        address: See `embed_on_ray`.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster cannot be reached.
+
+    >>> with ray_cluster("auto") as ray:  # doctest: +SKIP
+    ...     ray.cluster_resources()["CPU"]
+    2.0
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import pyarrow  # noqa: F401 - before anything is embedded
