@@ -66,8 +66,8 @@ def test_a_model_is_saved_loaded_and_exported(name, tmp_path):
     for level, length, dim in zip(levels, lengths, model.level_dims, strict=True):
         torch.testing.assert_close(length / lengths[0], torch.full((3,), dim / model.level_dims[0]))
         assert level.shape == (3, dim)
-    if name == "abe":  # the masks are what is new to the exporter
-        export_onnx(model, tmp_path / "model.onnx")
+    if name == "abe":  # the masks are what is new to the exporter; two of them are enough
+        export_onnx(Embedder(replace(model.settings, learners=(12, 12))), tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "googlenet", "inception_bn"])
