@@ -14,8 +14,8 @@ from rich.text import Text
 from firstpage._reading import parse_json
 from firstpage._text import escape
 from firstpage.compare.cells import Cell
-from firstpage.compare.summary import mean_and_half
 from firstpage.errors import UserError
+from firstpage.evaluation.intervals import mean_and_half
 from firstpage.training.display import format_seconds
 
 _TAIL = 2**16  # bytes at the end of a log, among which the last evaluation is

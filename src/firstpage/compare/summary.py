@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
+from scipy.special import stdtr  # type: ignore[import-untyped]
 
 from firstpage.compare.cells import cells_of, read_cell
 from firstpage.compare.tables import Row, Table
 from firstpage.data.catalog import Catalog
+from firstpage.evaluation.intervals import mean_and_half
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,6 @@ class Measured:
     def errors(self) -> list[str]:
         """Why trainings have failed, each reason once."""
         return list(dict.fromkeys(cell["error"] for cell in self.cells.values() if cell["error"]))
-
-
-def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of some values and half its 95 % interval, NaN where it is not known.
-
-    >>> mean_and_half([1.0])
-    (1.0, nan)
-    """
-    count = len(values)
-    if not count:
-        return float("nan"), float("nan")
-    if count == 1:
-        return float(values[0]), float("nan")
-    half = stdtrit(count - 1, 0.975) * np.std(values, ddof=1) / count**0.5
-    return float(np.mean(values)), float(half)
 
 
 def summarize(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.training_plan import plan_training
 from firstpage.errors import UserError
+from firstpage.evaluation.intervals import mean_and_half
 from firstpage.recipes.recipe import Recipe
 from firstpage.training.defaults import complete_recipe
 from firstpage.training.display import SHOWN
@@ -78,10 +78,9 @@ def summary(results: Sequence[Result]) -> str:
     tests = [result.test or result.best for result in results]
     names = [name for name in SHOWN if name in tests[0]]
     table = np.array([[test[name] for name in names] for test in tests])  # [folds, metrics]
-    count = len(table)
-    half = stdtrit(max(count - 1, 1), 0.975) * table.std(axis=0, ddof=min(1, count - 1)) / count**0.5
+    mean, half = np.transpose([mean_and_half(column) for column in table.T])
     rows = [(f"fold {fold}", line) for fold, line in enumerate(table)]
-    rows += [("mean", table.mean(axis=0)), ("± (95 %)", half)]
+    rows += [("mean", mean), ("± (95 %)", half)]
     head = f"{'':10}" + "".join(f"{name:>7}" for name in names)
     lines = [head] + [f"{title:10}" + "".join(f"{x:7.1f}" for x in line) for title, line in rows]
     return "\n".join(lines + [f"model in {result.folder / 'best'}" for result in results if result.folder])
