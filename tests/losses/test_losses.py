@@ -564,7 +564,9 @@ def test_structured_clustering_against_other_candidates():
         (lambda: losses.create("topk", margin=None), "margin=None: must be a number$"),
         (lambda: losses.create("topk", k=1.5), "k=1.5: must be a whole number$"),
         (lambda: losses.create("topk", k=0), r"TopKPrecision\(k=0\): k must be at least 1$"),
-        (lambda: losses.TopKPrecision(k=1.5), "k must be a whole number$"),
+        (lambda: losses.TopKPrecision(k=1.5), "k must be a whole number, or several$"),
+        (lambda: losses.TopKPrecision(k=()), "k must be a whole number, or several$"),
+        (lambda: losses.TopKPrecision(k=(1, 0)), "k must be at least 1$"),
         (lambda: losses.create("margin", learn_beta=1), "learn_beta=1: must be true or false$"),
         (lambda: losses.create("margin", classes=True), "classes=True: must be a whole number$"),
         (lambda: losses.create("triplet-hard", margin="x"), "margin='x': must be a number$"),
@@ -583,7 +585,7 @@ def test_wrong_settings_are_named(call, complaint):
 def test_no_setting_of_any_loss_takes_what_it_is_not(name, value):
     required = sized(name, classes=2, dim=3)
     for key in inspect.signature(_ROWS[name][0]).parameters.keys() - {"generator"}:
-        if (key, value) == ("ks", [1]):  # a list of k
+        if key in ("k", "ks") and value == [1]:  # a list of k
             continue
         with pytest.raises(ValueError, match=f"{key}=") as caught:
             losses.create(name, **required | {key: value})

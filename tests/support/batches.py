@@ -98,6 +98,12 @@ CASES = {
     "topk-1": _named("topk", lambda b: oracles.topk(b, 1, 0.1), k=1),
     "topk-5": _named("topk", lambda b: oracles.topk(b, 5, 0.1)),
     "topk-100": _named("topk", lambda b: oracles.topk(b, 100, 0.1), k=100),
+    "topk-pages": _named(
+        "topk",
+        lambda b: torch.stack([oracles.topk(b, k, 0.2) for k in (1, 3, 4)]).mean(dim=0),
+        k=[1, 3, 4],
+        margin=0.2,
+    ),
     "margin": Case(margin_classes, _margin_oracle),
     "triplet-hard": _named(
         "triplet-hard",

@@ -23,8 +23,9 @@ def triplets_per_step(recipe: Recipe) -> int:
     - one negative per selected positive (hard, semi-hard, uniform, distance weighted): as many as positives,
       even if there is no semi-hard negative;
     - all negatives: positives times negatives, summed over the queries;
-    - the top-k precision loss: Σ min(k, n⁺), the most it can misplace. The paper counts |P| = |N|, those that
-      are misplaced, which run folders do not record: its curve is too far right here, never too far left.
+    - the top-k precision loss: Σ min(k, n⁺) over its pages, the most it can misplace. The paper counts
+      |P| = |N|, those that are misplaced, which run folders do not record: its curve is too far right here,
+      never too far left.
 
     Raises:
         UserError: The loss is over lists, proxies, clusters or distributions and samples no triplets.
@@ -42,7 +43,8 @@ def triplets_per_step(recipe: Recipe) -> int:
     name = str(recipe.loss.get("name"))
     loss = losses.create(name, **dict.fromkeys(losses.required_arguments(name), 1) | settings)
     if isinstance(loss, losses.TopKPrecision):
-        return int(pairs.positive.sum(dim=1).clamp_max(loss.k).sum())
+        pages = loss.k if isinstance(loss.k, tuple) else (loss.k,)
+        return int(sum(pairs.positive.sum(dim=1).clamp_max(page).sum() for page in pages))
     if not isinstance(loss, losses.MinedLoss) or isinstance(loss, losses.MultiSimilarity):
         raise UserError(f"loss {name!r} samples no triplets: plot this run by iterations")
     mined: mining.Mined = loss.mining(pairs, generator)

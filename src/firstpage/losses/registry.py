@@ -49,7 +49,7 @@ def _npair_angular(
 def _first_page(
     classes: int,
     dim: int,
-    k: int = 1,
+    k: int | tuple[int, ...] = 1,
     margin: float = 0.1,
     weight: float = 10.0,
     alpha: float = 32.0,
@@ -140,7 +140,7 @@ def describe_settings(name: object) -> dict[str, tuple[str, object]]:
     """What each setting of a loss means, and its value in the papers' tables; nothing for one of your own.
 
     >>> describe_settings("topk")["k"]
-    ('the length of the first page.', 5)
+    ('the length of the first page, or several of them.', 5)
     """
     if name not in _ROWS:
         return {}

@@ -1,5 +1,6 @@
 """Top-k precision loss (Sampling Wisely)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, SupportsIndex
 
@@ -8,14 +9,16 @@ from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.losses.base import Loss, Reduction, masked_sum
-from firstpage.mining import boundary
 from firstpage.pairs import Pairs
 
 NEAREST = 0.01  # distance below which the logarithm of a distance is constant: copies have no gradient
 
 
-def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:
+def topk_precision(pairs: Pairs, k: int | Sequence[int] = 5, margin: float = 0.1) -> Tensor:
     """[Q]: ℓ_k = Σ_N ŝ − Σ_P ŝ over the misplaced images beside the top-k boundary (Eq. 5).
+
+    Positive i, best first, is misplaced if it is behind the (k − i + 1)-th negative, which then holds its
+    place: ℓ_k = Σ_{i ≤ k} [ŝ⁻_(k−i+1) − ŝ⁺_(i)]₊. For several k it is the mean over these pages.
 
     The paper's second example, k = 5 with six positives and four negatives (Figure 3):
 
@@ -26,10 +29,18 @@ def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:
     >>> topk_precision(pairs, k=5, margin=0.0)
     tensor([0.3700])
     """
-    mined = boundary(k, margin)(pairs, None)
-    pushed = masked_sum(mined.of_negatives(pairs.similarity) + margin, mined.negative_mask)
-    pulled = masked_sum(mined.of_positives(pairs.similarity), mined.positive_mask)
-    return pushed - pulled
+    similarity = pairs.similarity
+    # With fewer candidates than k, all of them are on the page.
+    pages = [min(page, similarity.shape[1]) for page in (k if isinstance(k, Sequence) else [k])]
+    longest = max(pages)
+    none = torch.finfo(similarity.dtype).min  # where there is no further positive or negative
+    positives = torch.where(pairs.positive, similarity, none).topk(longest).values  # [Q, longest]
+    negatives = torch.where(pairs.negative, similarity, none).topk(longest).values.flip(1)
+    if len(pages) > 1:
+        positives = torch.cat([positives[:, :page] for page in pages], dim=1)
+        negatives = torch.cat([negatives[:, longest - page :] for page in pages], dim=1)
+    gaps = (negatives - positives + margin).relu()
+    return masked_sum(gaps, positives > none) / len(pages)
 
 
 def log_distance_score(pairs: Pairs) -> Pairs:
@@ -47,13 +58,15 @@ class TopKPrecision(Loss):
 
     For each query it finds the positives that should be among the first k and are not, and the negatives
     that hold their places, and moves just those. γ·(negatives on the page) is a lower bound of it, and it is
-    0 when the page is right by the margin: lowering ℓ_k raises precision at k (Theorems 1–4).
+    0 when the page is right by the margin: lowering ℓ_k raises precision at k (Theorems 1–4). For several k,
+    such as `k=[1, 2, 4, 8, 16, 32]`, it is the mean over pages of these lengths: a query then learns from
+    more of its negatives, which matters where it has few positives.
 
     From: Lu et al., Sampling Wisely: Deep Image Embedding by Top-k Precision Optimization, ICCV 2019, Eq. 5.
 
-    Prefer it when the first page is what counts. Keep k at or below the positives a query has in its batch
-    (images a class, less one); beyond that it asks for a page that the batch cannot fill. `mining.boundary`
-    hands the same images to other losses.
+    Prefer it when the first page is what counts. Keep a single k at or below the positives a query has in its
+    batch (images a class, less one); beyond that it asks for a page that the batch cannot fill.
+    `mining.boundary` hands the same images to other losses.
 
     By cosines, as in the paper, it can collapse: a step moves all embeddings toward their common mean by
     Σ (s_n − s_p) over the pairs that it compares, so that it contracts them as long as negatives are nearer
@@ -65,7 +78,7 @@ class TopKPrecision(Loss):
     margin 0.05 on CUB and Cars and 0.2 on Online Products.
 
     Args:
-        k: the length of the first page.
+        k: the length of the first page, or several of them.
         margin: γ, by how much a negative must stay behind, in units of the score.
         decorrelation: weight of ‖Cov(f) − I‖_F over the batch, which the paper does not mention.
         reduction: over queries.
@@ -78,16 +91,17 @@ class TopKPrecision(Loss):
 
     def __init__(
         self,
-        k: int = 5,
+        k: int | tuple[int, ...] = 5,
         margin: float = 0.1,
         decorrelation: float = 0.0,
         reduction: Reduction = "mean",
         score: Literal["cosine", "log"] = "cosine",
     ) -> None:
         super().__init__(reduction)
-        if not isinstance(k, SupportsIndex):
-            raise UserError(f"TopKPrecision(k={k}): k must be a whole number")
-        if k < 1:
+        pages = k if isinstance(k, Sequence) else (k,)
+        if not pages or not all(isinstance(page, SupportsIndex) for page in pages):
+            raise UserError(f"TopKPrecision(k={k}): k must be a whole number, or several")
+        if min(pages) < 1:
             raise UserError(f"TopKPrecision(k={k}): k must be at least 1")
         if not 0 <= margin < float("inf"):
             raise UserError(f"TopKPrecision(margin={margin}): need 0 <= margin < infinity")
