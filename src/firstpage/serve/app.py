@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any
 from urllib.parse import parse_qs
@@ -109,14 +110,37 @@ def _site(request: Request) -> Site:
 _Site = Annotated[Site, Depends(_site)]
 
 
-async def _query(request: Request, site: Site, id: int | None, box: str | None) -> uploads.Query:
-    """Read what is searched by from the body of a request."""
+@dataclass(frozen=True)
+class _Search:
+    """What is searched by, and in which index."""
+
+    served: ServedIndex
+    origin: ServedIndex  # that the id is of
+    id: int | None
+    query: uploads.Query
+
+    def source(self) -> Source:
+        return self.served.source(self.id, self.query, self.origin)
+
+
+async def _read_search(
+    request: Request,
+    site: _Site,
+    number: _Number = 0,
+    id: _Id = None,
+    of: _Of = None,
+    box: _Box = None,
+) -> _Search:
     region = None if box is None else uploads.parse_box(box)
     site.check_busy()
-    if id is not None:
-        return uploads.Query(b"", region)
-    content = await uploads.read_body(request.headers, request.stream(), uploads.MAX_UPLOAD)
-    return uploads.Query(content, region)
+    content = b""
+    if id is None:
+        content = await uploads.read_body(request.headers, request.stream(), uploads.MAX_UPLOAD)
+    origin = site.index(number if of is None else of)
+    return _Search(site.index(number), origin, id, uploads.Query(content, region))
+
+
+_Searched = Annotated[_Search, Depends(_read_search)]
 
 
 @router.get("/", include_in_schema=False)
@@ -227,22 +251,17 @@ async def _picture(
 @router.get("/api/search", summary="Search by an image of the index.")
 @router.post("/api/search", summary="Search by an uploaded image.", openapi_extra=_BODY)
 async def _search(
-    request: Request,
     site: _Site,
-    number: _Number = 0,
-    id: _Id = None,
-    of: _Of = None,
-    box: _Box = None,
+    searched: _Searched,
     k: Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Number of results.")] = 20,
     where: Annotated[str | None, Query(max_length=2000, description="Such as label == 'mug'.")] = None,
     fold: Annotated[float | None, Query(ge=0, le=1, description="Cosine of near-duplicates.")] = None,
 ) -> answers.SearchAnswer:
-    query = await _query(request, site, id, box)
-    served, origin = site.index(number), site.index(number if of is None else of)
+    served = searched.served
 
     def search() -> answers.SearchAnswer:
         begin = time.perf_counter()
-        source = served.source(id, query, origin)
+        source = searched.source()
         found = served.search(source, k, where or None, fold)
         marks = served.marks.of(source.key)
         paths = served.shown_paths([match.path for match, _ in found])
@@ -266,22 +285,13 @@ async def _search(
 
 @router.get("/api/explain", summary="Why a result was found, by an image of the index.")
 @router.post("/api/explain", summary="Why a result was found, by an uploaded image.", openapi_extra=_BODY)
-async def _explain(
-    request: Request,
-    site: _Site,
-    result: _Result,
-    number: _Number = 0,
-    id: _Id = None,
-    of: _Of = None,
-    box: _Box = None,
-) -> answers.Explanation:
-    query = await _query(request, site, id, box)
-    served, origin = site.index(number), site.index(number if of is None else of)
+async def _explain(site: _Site, searched: _Searched, result: _Result) -> answers.Explanation:
+    served = searched.served
 
     def explain() -> answers.Explanation:
         model = served.current().model
         least = 2 * max(model.framing.least)
-        source = served.source(id, query, origin)
+        source = searched.source()
         image = source.image or served.picture(_own_id(source), least)
         maps = compare_images(model, image, served.picture(result, least))
         return answers.Explanation(
@@ -301,20 +311,13 @@ def _own_id(source: Source) -> int:
 
 @router.post("/api/marks", summary="Mark a result; the same mark again removes it.", openapi_extra=_BODY)
 async def _mark(
-    request: Request,
     site: _Site,
+    searched: _Searched,
     result: _Result,
     right: Annotated[bool, Query(description="Whether the result is right.")],
-    number: _Number = 0,
-    id: _Id = None,
-    of: _Of = None,
-    box: _Box = None,
 ) -> answers.MarkAnswer:
-    query = await _query(request, site, id, box)
-    served, origin = site.index(number), site.index(number if of is None else of)
-
     def mark() -> answers.MarkAnswer:
-        left = served.mark(served.source(id, query, origin), result, right)
-        return answers.MarkAnswer(left, len(served.marks.all()))
+        left = searched.served.mark(searched.source(), result, right)
+        return answers.MarkAnswer(left, len(searched.served.marks.all()))
 
     return await site.work(mark)
