@@ -1,5 +1,6 @@
 """One seed for all: the suite is deterministic, and never judges by the clock."""
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,14 @@ def _seeded() -> None:
     import torch  # here, as xdist's own process runs no test and starts its workers after this file
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_built_once() -> None:
+    """Typer builds all commands at every call, as a process has but one."""
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture(autouse=True)
