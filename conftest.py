@@ -1,6 +1,7 @@
 """One seed for all: the suite is deterministic, and never judges by the clock."""
 
 import functools
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,13 +63,29 @@ def _commands_built_once() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
 
 
+@pytest.fixture(scope="session")
+def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the session, the same for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+
+
+@pytest.fixture(scope="session")
+def glyphs_of_two(_shared_cache: Path) -> Any:  # noqa: ANN401
+    """The catalog of the built-in data with two images of a class, drawn once: not to be changed."""
+    from firstpage.data import read
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIRSTPAGE_CACHE", str(_shared_cache))
+        return read("glyphs", images=2)
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the code blocks of a page in an empty folder; all pages share a cache of the session."""
     if request.node.path.suffix == ".md":
-        cache: Path = request.getfixturevalue("tmp_path_factory").getbasetemp() / "cache"
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
-        monkeypatch.setenv("FIRSTPAGE_CACHE", str(cache))
+        monkeypatch.setenv("FIRSTPAGE_CACHE", str(request.getfixturevalue("_shared_cache")))
 
 
 @pytest.fixture(scope="module")
