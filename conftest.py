@@ -1,5 +1,7 @@
 """One seed for all: the suite is deterministic, and never judges by the clock."""
 
+import functools
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,25 +20,30 @@ hypothesis.settings.load_profile("suite")
 
 # Files that take longest, in this order, so that the workers of `make test` end together.
 LONGEST = (
-    "test_backbones.py",
     "test_resume.py",
+    "test_backbones.py",
     "test_losses.py",
-    "test_fit.py",
-    "test_ranks.py",
-    "test_ensembles.py",
     "test_browser.py",
-    "test_ray_embedding.py",
-    "test_engines.py",
-    "test_check.py",
-    "test_page.py",
+    "test_ensembles.py",
+    "test_fit.py",
     "test_fit_at_scale.py",
+    "test_ray_embedding.py",
+    "test_page.py",
     "test_drawing.py",
-    "test_retrieval.py",
-    "test_papers.py",
-    "test_health.py",
-    "test_systems.py",
+    "test_ranks.py",
+    "test_check.py",
     "test_examples.py",
+    "test_engines.py",
     "test_store.py",
+    "test_health.py",
+    "test_cli.py",
+    "test_retrieval.py",
+    "test_evaluation.py",
+    "test_readers.py",
+    "test_journeys.py",
+    "test_systems.py",
+    "test_papers.py",
+    "test_commands.py",
 )
 
 
@@ -50,16 +57,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _seeded() -> None:
     import torch  # here, as xdist's own process runs no test and starts its workers after this file
 
-    torch.manual_seed(0)
+    # Without a GPU, torch.manual_seed formats the stack for each kind that there might be: 3 ms a test.
+    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_built_once() -> None:
+    """Typer builds all commands at every call, as a process has but one."""
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+
+
+@pytest.fixture(scope="session")
+def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the session, the same for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+
+
+@pytest.fixture(scope="session")
+def glyphs_of_two(_shared_cache: Path) -> Any:  # noqa: ANN401
+    """The catalog of the built-in data with two images of a class, drawn once: not to be changed."""
+    from firstpage.data import read
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIRSTPAGE_CACHE", str(_shared_cache))
+        return read("glyphs", images=2)
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the code blocks of a page in an empty folder; all pages share a cache of the session."""
     if request.node.path.suffix == ".md":
-        cache: Path = request.getfixturevalue("tmp_path_factory").getbasetemp() / "cache"
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
-        monkeypatch.setenv("FIRSTPAGE_CACHE", str(cache))
+        monkeypatch.setenv("FIRSTPAGE_CACHE", str(request.getfixturevalue("_shared_cache")))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from firstpage.data import workers as workers_module
 from firstpage.data.catalog import Catalog
 from firstpage.data.check import check_dataset
 from firstpage.data.file_structure import sign_of_cut
-from firstpage.data.glyphs import draw_glyphs
 from firstpage.data.near_duplicates import (
     MAX_DIFFERENCE,
     MAX_DISTANCE,
@@ -180,9 +179,8 @@ def test_a_changed_copy_is_found(tmp_path, change):
     assert not report.ok
 
 
-def test_different_glyphs_and_photos_are_not_blamed(tmp_path):
-    catalog = draw_glyphs(tmp_path / "glyphs", images=2)
-    report = check_dataset(catalog, workers=2, progress=False)
+def test_different_glyphs_and_photos_are_not_blamed(glyphs_of_two, tmp_path):
+    report = check_dataset(glyphs_of_two, workers=2, progress=False)
     assert report.ok
     assert (report.near_duplicates, report.exact_duplicates, report.flat) == ([], [], [])
     assert report.text().endswith("\nOK")

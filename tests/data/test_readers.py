@@ -1,5 +1,6 @@
 """Each reader, on a small copy of the layout its dataset is distributed in."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -1052,7 +1053,9 @@ def test_two_datasets_in_one_folder_are_not_guessed_between(tmp_path):
     assert quietly(tmp_path, "cub").name == "cub"
 
 
-def test_glyphs_are_read_from_the_folder_they_were_drawn_into(tmp_path):
+def test_glyphs_are_read_from_the_folder_they_were_drawn_into(tmp_path, monkeypatch):
+    for name, ranges in (("_TRAIN", {"latin": "41-44"}), ("_TEST", {"greek": "3B1-3B2"})):
+        monkeypatch.setattr(importlib.import_module("firstpage.data.glyphs"), name, ranges)
     drawn = draw_glyphs(tmp_path / "glyphs", images=1, seed=3)
     for path in (tmp_path, tmp_path / "glyphs"):
         assert read(path).paths == drawn.paths

@@ -193,8 +193,10 @@ def test_a_thousand_dimensions(name, dtype):
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_compiles_to_one_graph(name):
+def test_compiles_to_one_graph(name, monkeypatch):
     torch.compiler.reset()
+    # Torch measures how long its guards take after emptying the processor's caches: 0.04 s each.
+    monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
     embeddings, labels = batch(9, count=16, dim=8, classes=4, dtype=torch.float32)
     loss = create(name)
     # That there is one graph is the claim; that autograd can trace it, too, is shown for the default loss.

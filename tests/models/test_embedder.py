@@ -1,6 +1,8 @@
 """The embedder: unit vectors, the same from files, images and stored pixels, the same after saving."""
 
+import io
 import json
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from PIL import Image
 
 from firstpage import cli
 from firstpage.data import Catalog, PixelStore
-from firstpage.models import Embedder, combine, export_onnx
+from firstpage.models import Embedder, combine
 from firstpage.models.pooling import Pooling
 
 
@@ -149,19 +151,30 @@ def test_wrong_settings_are_named(settings, complaint):
         small(**settings)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
-    """By what is in the file alone a photo gets the vector that `embed` gives it."""
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An ensemble of learners with masks, all that is hard to export; its session; what the command said."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = small()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["export", str(model.save(tmp_path / "model")), str(tmp_path / "model.onnx")])
-    said = capsys.readouterr().out.splitlines()
-    assert (end.value.code, said[0]) == (0, f"wrote {tmp_path / 'model.onnx'}")
+    folder = tmp_path_factory.mktemp("exported")
+    torch.manual_seed(0)
+    members = [small(head="attention", learners=(4, 4), standardize=True) for _ in range(2)]
+    model, said = combine(members), io.StringIO()
+    command = ["export", str(model.save(folder / "model")), str(folder / "model.onnx")]
+    with redirect_stdout(said), pytest.raises(SystemExit) as end:
+        cli.main(command)
+    lines = said.getvalue().splitlines()
+    assert (end.value.code, lines[0]) == (0, f"wrote {folder / 'model.onnx'}")
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    return model, session, lines
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_onnx_file_says_how_to_serve_it(exported, photos):
+    """By what is in the file alone a photo gets the vector that `embed` gives it."""
+    model, session, said = exported
     assert said[1].startswith(
         "input: RGB, shorter side scaled to 40, central 32 × 32, values 0 to 1, minus mean 0.485,"
     )
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     about = session.get_modelmeta()
     assert about.description == said[1]
     known = {key: json.loads(value) for key, value in about.custom_metadata_map.items()}
@@ -178,12 +191,9 @@ def test_an_onnx_file_says_how_to_serve_it(photos, tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_gives_the_same_vectors_for_any_batch(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = combine([small(standardize=True), small(standardize=True)])
-    path = export_onnx(model, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+def test_onnx_gives_the_same_vectors_for_any_batch(exported):
+    model, session, _ = exported
     for count in (1, 5):
         images = torch.randn(count, 3, 32, 32)
         found = session.run(None, {"images": images.numpy()})[0]
-        torch.testing.assert_close(torch.from_numpy(found), model.eval()(images).detach(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(found), model(images).detach(), rtol=0, atol=1e-4)

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from firstpage.data import read
+from firstpage.report import charts, images
+from firstpage.report.markup import tag
 from firstpage.training import fit
 from support.striped import STRANGE, small_recipe, write_stripes
 
@@ -44,3 +46,10 @@ def runs(stripes, tmp_path_factory):
             '{"step": 4, "odd_thing": NaN}\n{"step": 4, "warning": "step 4: <b>collapsed</b>"}\n{"step": 5, '
         )
     return folder
+
+
+@pytest.fixture
+def _undrawn(monkeypatch):
+    """Pages have the captions of their charts, and a map by PCA: for tests of what else is on a page."""
+    monkeypatch.setattr(charts, "render_chart", lambda figure, title, caption: tag("figcaption", caption))
+    monkeypatch.setattr(images, "find_spec", lambda name: None)

@@ -127,6 +127,7 @@ def plain(stripes, tmp_path_factory):
     return folder, data
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_baseline_is_tested_on_the_classes_of_the_run(capsys, plain):
     folder, data = plain
     small = [f"--set={change}" for change in ("model.stored=36", "model.crop=32")]
@@ -162,6 +163,7 @@ def test_baseline_is_tested_on_the_classes_of_the_run(capsys, plain):
     assert "Not trained, as a baseline: small" in (folder / "both.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_saved_model_is_compared_on_the_test_of_the_run(capsys, plain):
     folder, data = plain
     cache = ["--cache", folder / "cache", "--no-clustering"]

@@ -95,6 +95,7 @@ def test_figures_and_evaluations_are_equal_with_a_gallery(runs, stripes, monkeyp
     assert torch.equal(gallery.labels, expected.gallery_labels)
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_report_opens_each_model_once_and_all_of_them_before_embedding(runs, tmp_path, monkeypatch):
     loaded, load, embed = [], Embedder.load.__func__, Embedder.embed
     monkeypatch.setattr(
@@ -254,6 +255,7 @@ def test_mirror_images_are_averaged_in(runs):
     assert evaluate_test(plain, clustering=False).untrained
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_an_image_that_cannot_be_read_is_left_out(runs, stripes, tmp_path):
     moved = tmp_path / "moved"
     shutil.copytree(stripes, moved)

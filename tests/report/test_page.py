@@ -116,6 +116,7 @@ def test_frames_tell_right_from_wrong(pages):
             assert mark == ("✓" if found == asked else "✗")
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tmp_path):
     catalog = read(stripes)
     half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
@@ -136,6 +137,7 @@ def test_runs_of_different_tests_are_shown_one_after_the_other(runs, stripes, tm
     assert 'class="best"' not in text  # nobody wins who ran another race
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_run_has_one_color_throughout_the_page(runs, stripes, tmp_path):
     catalog = read(stripes)
     half = catalog.take(np.flatnonzero(catalog.labels % 2 == 0))
@@ -156,6 +158,7 @@ def test_a_run_has_one_color_throughout_the_page(runs, stripes, tmp_path):
     assert len(set(headings)) == 6
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_curves_of_a_fair_run_are_those_of_its_held_out_classes(runs, tmp_path):
     test = embed_test(open_run(runs / "two", cache=runs / "cache", progress=False))
     text = write_page({"two": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
@@ -165,6 +168,7 @@ def test_curves_of_a_fair_run_are_those_of_its_held_out_classes(runs, tmp_path):
     assert "P@1 of the test, %" not in text
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_how_the_best_epoch_was_chosen_is_as_the_run_was_trained(runs, tmp_path):
     test = embed_test(open_run(runs / "two", protocol="paper", cache=runs / "cache", progress=False))
     text = write_page({"two": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
@@ -178,6 +182,7 @@ def _examples(evaluation):
     return select_examples(evaluation.retrieval.per_query["mAP"], evaluation.retrieval.labels, 4)
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_run_that_was_killed_says_so(runs, tmp_path):
     shutil.copytree(runs / "one", tmp_path / "killed")
     about = json.loads((tmp_path / "killed" / "run.json").read_text())
@@ -198,6 +203,7 @@ def test_a_collapsed_run_is_reported_too(runs):
     assert "laid out" in render_page({"collapsed": evaluate_test(collapsed)})
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):
     folders = [runs / "one" / "best", runs / "two"]
     path = write_report(folders, tmp_path / "model.html", data=stripes, cache=runs / "cache", progress=False)
@@ -206,6 +212,7 @@ def test_a_saved_model_is_reported_without_a_run(runs, stripes, tmp_path):
     assert "Settings that differ" not in page.words
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_without_opentsne_the_map_is_pca_and_says_so(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(images, "find_spec", lambda name: None)
     path = write_report(

@@ -133,10 +133,12 @@ class _Images:
         first = np.searchsorted(self._keys, wanted * len(self.groups) + self.groups[left], side="right")
         counts = self._starts[wanted + 1] - first
         left, first, counts = (array[counts > 0] for array in (left, first, counts))
+        if not left.size:  # mostly, unless there are many images
+            return left
         cut: NDArray[np.int64] = left[counts > most]
         counts = counts.clip(max=most)
         ends = counts.cumsum()
-        cuts = np.searchsorted(ends, np.arange(_CHUNK, ends[-1] if ends.size else 0, _CHUNK))
+        cuts = np.searchsorted(ends, np.arange(_CHUNK, ends[-1], _CHUNK))
         merged = False
         for part in np.split(np.arange(left.size), cuts):
             each = np.repeat(part, counts[part])
@@ -155,13 +157,15 @@ class _Images:
 
     def merge(self, pairs: NDArray[np.int64]) -> None:
         """Make one group of those that the pairs connect."""
-        from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy
+        if not pairs.size:
+            return
+        # Here, as neither workers nor images without a duplicate need scipy.
+        from scipy.sparse import coo_array  # type: ignore[import-untyped]
         from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
-        if pairs.size:
-            edges, count = self.groups[pairs], len(self.groups)
-            graph = coo_array((np.ones(len(edges), np.bool_), edges.T), shape=(count, count))
-            self.groups = connected_components(graph, directed=False)[1][self.groups].astype(np.int64)
+        edges, count = self.groups[pairs], len(self.groups)
+        graph = coo_array((np.ones(len(edges), np.bool_), edges.T), shape=(count, count))
+        self.groups = connected_components(graph, directed=False)[1][self.groups].astype(np.int64)
 
     def look_alike(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each pair of images whether their colors differ by little of their contrast."""
