@@ -11,7 +11,7 @@ from torch import nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
 from firstpage.data.training_plan import BatchTooLarge
-from firstpage.models.device import keep_freed_memory, resolve_device
+from firstpage.models.device import resolve_device
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.checkpoint import Checkpoints
@@ -72,7 +72,6 @@ def fit(
     True
     """
     target = resolve_device(device)
-    keep_freed_memory(target)
     recipe = complete_recipe(recipe, catalog)
     if loss is not None:
         recipe = replace(recipe, loss=describe_loss(loss))
