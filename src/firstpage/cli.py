@@ -163,18 +163,22 @@ def _recipe(
     changes: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
 ) -> None:
     """Print a recipe with all its settings, explained; with --data, what train chooses for a dataset."""
-    from firstpage import losses, recipes
+    from firstpage import recipes
     from firstpage.recipes.commented import comment_toml
+    from firstpage.runs.run_data import read_data
 
     chosen = recipes.find(recipe).changed(changes or [])
     if recipe is None and data is not None:
+        catalog = read_data(None, data, classes)
+
         from firstpage.models.device import resolve_device
-        from firstpage.runs.run_data import read_data
         from firstpage.training.defaults import complete_recipe, default_recipe
 
-        catalog = read_data(None, data, classes)
         chosen, _ = default_recipe(catalog, resolve_device(None), changes or [])
         chosen = complete_recipe(chosen, catalog)
+
+    from firstpage import losses  # only for a recipe that is right, as it imports torch
+
     print_text(comment_toml(chosen, losses.describe_settings(chosen.loss.get("name"))))
 
 
@@ -212,12 +216,7 @@ def _train(
     """
     from firstpage import recipes
     from firstpage.data.marks import Marks
-    from firstpage.models.device import resolve_device
-    from firstpage.runs.mark_ranks import describe_marks
     from firstpage.runs.run_data import read_data
-    from firstpage.training import fit, fit_folds, fit_members
-    from firstpage.training.defaults import default_recipe
-    from firstpage.training.folds import summary
 
     if data is None and recipe and recipe not in recipes.names() and _is_data(Path(recipe)):
         recipe, data = None, recipe
@@ -228,6 +227,14 @@ def _train(
     catalog = read_data(None, data or "glyphs", classes)
     if feedback is not None:
         catalog = replace(catalog, marks=Marks.read(feedback))
+
+    # Only now, as they import torch: mistakes in the names of recipe, settings and data are found at once.
+    from firstpage.models.device import resolve_device
+    from firstpage.runs.mark_ranks import describe_marks
+    from firstpage.training import fit, fit_folds, fit_members
+    from firstpage.training.defaults import default_recipe
+    from firstpage.training.folds import summary
+
     if recipe is None:
         chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
         for note in notes:
@@ -265,12 +272,15 @@ def _baseline(
     """Test an untrained network as a run is tested, and keep it, to compare runs with: does training help?"""
     from firstpage import recipes
     from firstpage.runs.run_data import read_data
-    from firstpage.training import fit
 
     if data is None:
         raise UserError(_NO_DATA)
     chosen = recipes.baseline(recipe, backbone=backbone, weights=weights, changes=changes or [])
-    print_text(fit(chosen, read_data(None, data, classes), out, device=device, cache=cache).text())
+    catalog = read_data(None, data, classes)
+
+    from firstpage.training import fit  # imports torch
+
+    print_text(fit(chosen, catalog, out, device=device, cache=cache).text())
 
 
 @app.command("evaluate")

@@ -484,3 +484,12 @@ except Unreadable as error:
             "JPEG",
         ]
     )
+
+
+@pytest.mark.parametrize("size", [(9, 6), (6, 9), (7, 6), (6, 8), (6, 6)])
+def test_a_canvas_has_the_image_in_its_corner_and_zeros_beside_it(size):
+    pixels = np.random.default_rng(0).integers(1, 256, (size[1], size[0], 3), dtype=np.uint8)
+    canvas = np.frombuffer(Framing(6).to_canvas(Image.fromarray(pixels)), np.uint8).reshape(6, 9, 3)
+    lying = pixels.transpose(1, 0, 2) if size[1] > 6 else pixels
+    assert (canvas[:, : lying.shape[1]] == lying).all()
+    assert not canvas[:, lying.shape[1] :].any()

@@ -194,15 +194,6 @@ def test_health_is_in_the_log_and_does_not_change_the_run(tmp_path, monkeypatch)
 
 def look_later(monkeypatch, later=True):
     """The host looks at what the device has to tell some steps later, as with a GPU."""
-    make = job.make_optimizer
-
-    def fused(*arguments):
-        optimizer = make(*arguments)
-        for group in optimizer.param_groups:
-            group.update(fused=True, foreach=False)
-        return optimizer
-
-    monkeypatch.setattr(job, "make_optimizer", fused)
     monkeypatch.setattr(job, "NonFiniteGuard", functools.partial(nonfinite.NonFiniteGuard, eager=not later))
 
 

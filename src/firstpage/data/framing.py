@@ -195,7 +195,8 @@ class Framing:
         height, width = self.canvas
         if image.height > height:
             image = image.transpose(Image.Transpose.TRANSPOSE)
-        return (image if image.size == (width, height) else image.crop((0, 0, width, height))).tobytes()
+        filled = image.tobytes("raw", "RGB", 3 * width)  # each row filled up with zeros
+        return filled + bytes(self.row_bytes - len(filled))
 
 
 def decode_rows(

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
 
 import firstpage
@@ -145,6 +144,8 @@ class RunFolder:
         """
         if self.path is None:
             return
+        import torch  # here, as the names in this file are also for commands that need none of it
+
         self.path.mkdir(parents=True, exist_ok=True)
         if catalog.marks is not None:
             catalog.marks.save(self.path)

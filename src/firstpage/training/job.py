@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery
 from firstpage.errors import UserError
+from firstpage.models.device import keep_freed_memory
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import RunFolder
@@ -66,6 +67,7 @@ class TrainJob:
             raise UserError("pixels: have no marked images: leave them out to train on marks")
         self.recipe, self.catalog, self.setup, self.pixels = recipe, catalog, setup, pixels
         self.model, self.ranks, device = model, ranks, model.device
+        keep_freed_memory(device)
         self.eval_model = copy.deepcopy(model) if recipe.train.ema else model
         self.steps = recipe.schedule.epochs * len(setup.sampler)
         half = device.type == "cuda" if recipe.train.half is None else recipe.train.half

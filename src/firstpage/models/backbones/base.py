@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -137,14 +138,15 @@ class Renormalize(nn.Module):
     def __init__(self, mean: Triple, std: Triple, max_value: float = 1.0, bgr: bool = False) -> None:
         super().__init__()
         self.bgr = bgr
-        from_mean, from_std, to_mean, to_std = torch.tensor([IMAGENET_MEAN, IMAGENET_STD, mean, std])
+        # In numpy: for arithmetic on the meta device torch would import its compiler, for 2 s.
+        from_mean, from_std, to_mean, to_std = np.array([IMAGENET_MEAN, IMAGENET_STD, mean, std], np.float32)
         if bgr:
-            from_mean, from_std = from_mean.flip(0), from_std.flip(0)
+            from_mean, from_std = from_mean[::-1], from_std[::-1]
         factor = max_value * from_std / to_std
         shift = (max_value * from_mean - to_mean) / to_std
         # Not persistent: these are no weights, and public files do not have them.
-        self.register_buffer("factor", factor.reshape(1, 3, 1, 1), persistent=False)
-        self.register_buffer("shift", shift.reshape(1, 3, 1, 1), persistent=False)
+        self.register_buffer("factor", torch.tensor(factor).reshape(1, 3, 1, 1), persistent=False)
+        self.register_buffer("shift", torch.tensor(shift).reshape(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Convert images [B, 3, H, W]."""
