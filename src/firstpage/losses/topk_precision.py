@@ -27,8 +27,9 @@ def topk_precision(pairs: Pairs, k: int = 5, margin: float = 0.1) -> Tensor:
     tensor([0.3700])
     """
     mined = boundary(k, margin)(pairs, None)
-    pushed = masked_sum(mined.of_negatives(pairs.similarity) + margin, mined.negative_mask)
-    pulled = masked_sum(mined.of_positives(pairs.similarity), mined.positive_mask)
+    positive, negative = mined.of_both(pairs.similarity)
+    pushed = masked_sum(negative + margin, mined.negative_mask)
+    pulled = masked_sum(positive, mined.positive_mask)
     return pushed - pulled
 
 

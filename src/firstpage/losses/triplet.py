@@ -30,7 +30,7 @@ def triplet(pairs: Pairs, mined: Mined, form: Form = "cosine", margin: float = 0
         score = -pairs.distance
     else:
         score = 2 * pairs.similarity - 2
-    positive, negative = mined.of_positives(score), mined.of_negatives(score)
+    positive, negative = mined.of_both(score)
     if mined.paired:
         return masked_mean((negative - positive + margin).relu(), mined.comparable)
     violation = sum_of_hinges(positive - margin, negative, mined.negative_mask)  # [Q, M]
