@@ -214,9 +214,10 @@ class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, values: Tensor, mask: Tensor, dim: int, scale: float) -> tuple[Tensor, Tensor]:
         kept = _kept(values, mask, scale)
-        shares = kept.softmax(dim)
-        logarithm = kept.amax(dim) - shares.amax(dim).log()  # the largest share is that of the maximum
-        shares *= mask  # a sum of nothing has no shares
+        shares, maximum = kept.softmax(dim), kept.amax(dim)
+        del kept  # a large table
+        logarithm = maximum - shares.amax(dim).log()  # the largest share is that of the maximum
+        shares = torch.where(mask, shares, 0.0)  # a sum of nothing has no shares
         ctx.save_for_backward(shares)
         ctx.set_materialize_grads(False)
         ctx.dim, ctx.scale = dim, scale  # type: ignore[attr-defined]

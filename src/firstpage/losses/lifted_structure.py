@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
+from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.pairs import Pairs
 
 
@@ -18,9 +18,11 @@ def lifted_structure(pairs: Pairs, alpha: float = 1.0) -> Tensor:
     tensor(1.5896)
     """
     distance = pairs.distance
-    of_query = masked_logsumexp(distance, pairs.negative, dim=1, scale=-1.0) + alpha  # [Q]
-    of_candidate = masked_logsumexp(distance, pairs.negative, dim=0, scale=-1.0) + alpha  # [C]
-    cost = (torch.logaddexp(of_query[:, None], of_candidate) + distance).relu().square()
+    # As in masked_logsumexp, for both sums at once.
+    push = torch.where(pairs.negative, alpha - distance, torch.finfo(distance.dtype).min / 8)
+    of_query = push.logsumexp(dim=1, keepdim=True)  # [Q, 1]
+    of_candidate = push.logsumexp(dim=0, keepdim=True)  # [1, C]
+    cost = (torch.logaddexp(of_query, of_candidate) + distance).relu().square()
     positives = pairs.positive.sum().clamp_min(1)
     return masked_sum(cost, pairs.positive) * (len(cost) / (2 * positives))
 

@@ -23,12 +23,8 @@ def margin(pairs: Pairs, mined: Mined, beta: Tensor, alpha: float = 0.2, nu: flo
     """
     boundary = beta[:, None]
     distance = pairs.distance
-    too_far = torch.where(
-        mined.positive_mask, (mined.of_positives(distance) - (boundary - alpha)).relu(), 0.0
-    )
-    too_close = torch.where(
-        mined.negative_mask, ((boundary + alpha) - mined.of_negatives(distance)).relu(), 0.0
-    )
+    too_far = (mined.of_positives(distance) - (boundary - alpha)).relu() * mined.positive_mask
+    too_close = ((boundary + alpha) - mined.of_negatives(distance)).relu() * mined.negative_mask
     active = too_far.count_nonzero() + too_close.count_nonzero()
     cost = too_far.sum(dim=1) + too_close.sum(dim=1)
     if nu:
