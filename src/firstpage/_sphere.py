@@ -19,7 +19,9 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     torch.float32
     """
     kind = tensor.device.type
-    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # nothing to undo: entering costs 10 µs
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -30,17 +32,17 @@ def unit(vectors: Tensor) -> Tensor:
             [0.0000, 0.0000]])
     """
     scaled: Tensor
-    scaled, _ = _Unit.apply(vectors) if _short(vectors) else _unit_and_length(vectors)  # type: ignore[no-untyped-call]
+    scaled, _ = _Unit.apply(vectors) if short(vectors) else _unit_and_length(vectors)  # type: ignore[no-untyped-call]
     return scaled
 
 
-class _Context(FunctionCtx):
+class Context(FunctionCtx):
     """What a forward pass leaves for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
 
 
-def _short(tensor: Tensor) -> bool:
+def short(tensor: Tensor) -> bool:
     """Whether gradients are computed in the short form: not where there are none, and not by `torch.func`.
 
     A compiler gets the plain formulas, which it differentiates and fuses by itself.
@@ -55,7 +57,7 @@ def _unit_and_length(vectors: Tensor) -> tuple[Tensor, Tensor]:
     # In float64, so that squares neither overflow nor vanish. Apple's GPUs do not have it.
     precise = vectors.dtype if vectors.device.type == "mps" else torch.float64
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=precise)
-    length = length.masked_fill(length == 0, 1.0).to(vectors.dtype)
+    length = F.threshold(length, 0.0, 1.0).to(vectors.dtype)  # 1 in place of 0
     return vectors / length, length
 
 
@@ -63,19 +65,19 @@ class _Unit(torch.autograd.Function):
     """u = x/‖x‖ and ‖x‖. The gradient of u is (g − (gᵀu) u)/‖x‖."""
 
     @staticmethod
-    def forward(ctx: _Context, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, vectors: Tensor) -> tuple[Tensor, Tensor]:
         scaled, length = _unit_and_length(vectors)
         ctx.save_for_backward(scaled, length)
         ctx.set_materialize_grads(False)
         return scaled, length
 
     @staticmethod
-    def backward(ctx: _Context, of_unit: Tensor | None, of_length: Tensor | None) -> Tensor | None:
+    def backward(ctx: Context, of_unit: Tensor | None, of_length: Tensor | None) -> Tensor | None:
         scaled, length = ctx.saved_tensors
         gradient = None
         if of_unit is not None:
             along = (of_unit * scaled).sum(dim=1, keepdim=True)
-            gradient = torch.addcmul(of_unit, along, scaled, value=-1) / length
+            gradient = torch.addcmul(of_unit, along, scaled, value=-1).div_(length)
         if of_length is not None:  # only where the gradient is itself differentiated
             gradient = of_length * scaled if gradient is None else gradient + of_length * scaled
         return gradient
@@ -87,31 +89,37 @@ def distances(similarity: Tensor) -> Tensor:
     >>> distances(torch.tensor([1.0, 0.0, -1.0]))
     tensor([0.0000, 1.4142, 2.0000])
     """
-    if _short(similarity):
+    if short(similarity):
         distance: Tensor = _Distance.apply(similarity)  # type: ignore[no-untyped-call]
         return distance
-    squared = 2 - 2 * similarity
-    apart = squared > _BLUR * torch.finfo(squared.dtype).eps
+    squared = squared_distances(similarity)
+    apart = squared > 0
     return torch.where(apart, squared, 1.0).sqrt() * apart  # so that 0 has a gradient, which is 0
 
 
-_BLUR = 16  # units of machine precision in d² that count as 0
+def squared_distances(similarity: Tensor) -> Tensor:
+    """Squares of the distances, 0 where they are no more than rounding.
+
+    >>> squared_distances(torch.tensor([1.0, 0.0, -1.0]))
+    tensor([0., 2., 4.])
+    """
+    blur = 16 * torch.finfo(similarity.dtype).eps
+    return F.threshold(torch.rsub(similarity, 2, alpha=2), blur, 0.0)  # 2 − 2s, in one operation
 
 
 class _Distance(torch.autograd.Function):
     """d = √(2 − 2s), whose gradient is −g/d, and 0 where d is 0."""
 
     @staticmethod
-    def forward(ctx: _Context, similarity: Tensor) -> Tensor:
-        blur = _BLUR * torch.finfo(similarity.dtype).eps
-        distance = F.threshold(2 - 2 * similarity, blur, 0.0).sqrt()
+    def forward(ctx: Context, similarity: Tensor) -> Tensor:
+        distance = squared_distances(similarity).sqrt_()
         ctx.save_for_backward(distance)
         return distance
 
     @staticmethod
-    def backward(ctx: _Context, gradient: Tensor) -> Tensor:
+    def backward(ctx: Context, gradient: Tensor) -> Tensor:
         (distance,) = ctx.saved_tensors
-        return gradient / torch.where(distance > 0, -distance, -torch.inf)
+        return (gradient / F.threshold(distance, 0.0, torch.inf)).neg_()
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
@@ -121,7 +129,7 @@ def products(left: Tensor, right: Tensor) -> Tensor:
     tensor([[1.],
             [2.]])
     """
-    if left is right and _short(left):
+    if left is right and short(left):
         own: Tensor = _OwnProducts.apply(left)  # type: ignore[no-untyped-call]
         return own
     return left @ right.T
@@ -131,17 +139,20 @@ class _OwnProducts(torch.autograd.Function):
     """UUᵀ, whose gradient is (G + Gᵀ) U: one product in place of the two of U as left and as right side."""
 
     @staticmethod
-    def forward(ctx: _Context, vectors: Tensor) -> Tensor:
+    def forward(ctx: Context, vectors: Tensor) -> Tensor:
         ctx.save_for_backward(vectors)
         return vectors @ vectors.T
 
     @staticmethod
-    def backward(ctx: _Context, gradient: Tensor) -> Tensor:
+    def backward(ctx: Context, gradient: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
         with full_precision(vectors):
             # On a CPU, to add a transposed view is as slow as the product that is saved.
-            transposed = gradient.T.contiguous() if gradient.device.type == "cpu" else gradient.T
-            return (gradient + transposed) @ vectors
+            if gradient.device.type == "cpu":
+                both = gradient.T.clone(memory_format=torch.contiguous_format).add_(gradient)
+            else:
+                both = gradient + gradient.T
+            return both @ vectors
 
 
 def scale_gradient(values: Tensor, factor: Tensor | float) -> Tensor:

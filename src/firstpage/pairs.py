@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from firstpage._sphere import distances, full_precision, products, scale_gradient, unit
+from firstpage._sphere import distances, full_precision, products, scale_gradient, squared_distances, unit
 from firstpage.errors import UserError
 
 __all__ = ["Pairs", "check_range", "full_precision", "scale_gradient", "unit"]
@@ -122,13 +122,7 @@ class Pairs:
                 raise UserError(
                     "candidate_labels=None: candidates need candidate_labels, one integer per row"
                 )
-            _check_rows("candidates", candidates, "candidate_labels", candidate_labels)
-            _check_device("candidates", candidates, embeddings)
-            if candidates.shape[1] != embeddings.shape[1]:
-                raise UserError(
-                    f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
-                    "embed both with the same model"
-                )
+            _check_candidates(candidates, candidate_labels, embeddings)
         if (image_ids is None) != (candidate_ids is None):
             missing = "image_ids" if image_ids is None else "candidate_ids"
             raise UserError(f"{missing}=None: image_ids and candidate_ids go together: pass {missing} too")
@@ -222,6 +216,16 @@ class Pairs:
         return self._once("distance", lambda: distances(self.similarity))
 
     @property
+    def squared_distance(self) -> Tensor:
+        """[Q, C] d² = 2 − 2s, where no root is needed; 0 where the distance is.
+
+        >>> Pairs.of(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 0])).squared_distance
+        tensor([[0.0000, 0.8000],
+                [0.8000, 0.0000]])
+        """
+        return self._once("squared_distance", lambda: squared_distances(self.similarity))
+
+    @property
     def candidate_similarity(self) -> Tensor:
         """[C, C] cosine of the candidates with one another.
 
@@ -234,6 +238,20 @@ class Pairs:
             return self.similarity
         vectors = self.unit_candidates
         return self._once("candidate_similarity", lambda: products(vectors, vectors))
+
+    def against(self, candidates: Tensor, candidate_labels: Tensor) -> Pairs:
+        """The same queries, normalized once, against other candidates: all other images, such as proxies.
+
+        >>> pairs = Pairs.of(torch.eye(2), torch.tensor([0, 1]))
+        >>> pairs.against(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).similarity
+        tensor([[0.6000],
+                [0.8000]])
+        """
+        _check_candidates(candidates, candidate_labels, self.queries)
+        candidates, candidate_labels = candidates.to(self.queries.dtype), candidate_labels.long()
+        pairs = Pairs(self.queries, self.labels, candidates, candidate_labels, None, None, None)
+        pairs._computed["queries"] = self.unit_queries
+        return pairs
 
     def with_constant_candidates(self) -> Pairs:
         """The same pairs, but only the queries receive gradient.
@@ -360,6 +378,16 @@ def _check_rows(name: str, vectors: Tensor, labels_name: str, labels: Tensor) ->
                 f"{name}: row {int(bad.nonzero()[0])} holds NaN or infinity: "
                 "lower the learning rate, clip the gradient, or look for a broken image"
             )
+
+
+def _check_candidates(candidates: Tensor, labels: Tensor, embeddings: Tensor) -> None:
+    _check_rows("candidates", candidates, "candidate_labels", labels)
+    _check_device("candidates", candidates, embeddings)
+    if candidates.shape[1] != embeddings.shape[1]:
+        raise UserError(
+            f"candidates have {candidates.shape[1]} dimensions and embeddings {embeddings.shape[1]}: "
+            "embed both with the same model"
+        )
 
 
 def _check_integers(name: str, values: Tensor, vectors: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from firstpage._sphere import Context, short
 from firstpage.errors import UserError
 from firstpage.mining import Mined, NegativeStrategy, PositiveStrategy, Strategy, product
 from firstpage.pairs import Pairs, full_precision
@@ -177,10 +178,62 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask) / mask.sum(dim=1).clamp_min(1)
 
 
-def masked_logsumexp(values: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
-    """The log of Σ exp over the masked entries; very low, but finite, with gradient 0, where there is none.
+def masked_logsumexp(values: Tensor, mask: Tensor, dim: int = 1, scale: float = 1.0) -> Tensor:
+    """The log of Σ e^(scale·x) over the masked entries; very low but finite, without gradient, if none.
 
     >>> masked_logsumexp(torch.zeros(2, 2), torch.tensor([[True, True], [False, False]])) > -1e30
     tensor([ True, False])
     """
-    return torch.where(mask, values, torch.finfo(values.dtype).min / 8).logsumexp(dim=dim)
+    return logsumexp_and_shares(values, mask, dim, scale)[0]
+
+
+def logsumexp_and_shares(
+    values: Tensor, mask: Tensor, dim: int = 1, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The same with each entry's share of its sum, the softmax over the masked entries and 0 elsewhere.
+
+    >>> _, shares = logsumexp_and_shares(torch.zeros(1, 3), torch.tensor([[True, False, True]]))
+    >>> shares
+    tensor([[0.5000, 0.0000, 0.5000]])
+    """
+    if short(values):
+        logarithm, shares = _LogSumExp.apply(values, mask, dim, scale)  # type: ignore[no-untyped-call]
+        return logarithm, shares
+    kept = _kept(values, mask, scale)
+    return kept.logsumexp(dim), kept.softmax(dim) * mask
+
+
+def _kept(values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    scaled = values if scale == 1 else scale * values
+    return torch.where(mask, scaled, torch.finfo(values.dtype).min / 8)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """l = log Σ e^(a·x) and the shares p = e^(a·x − l). The gradient of l is a·g·p, of p a·p(g − Σ g·p)."""
+
+    @staticmethod
+    def forward(ctx: Context, values: Tensor, mask: Tensor, dim: int, scale: float) -> tuple[Tensor, Tensor]:
+        kept = _kept(values, mask, scale)
+        shares, maximum = kept.softmax(dim), kept.amax(dim)
+        del kept  # a large table
+        logarithm = maximum - shares.amax(dim).log()  # the largest share is that of the maximum
+        shares = torch.where(mask, shares, 0.0)  # a sum of nothing has no shares
+        ctx.save_for_backward(shares)
+        ctx.set_materialize_grads(False)
+        ctx.dim, ctx.scale = dim, scale  # type: ignore[attr-defined]
+        return logarithm, shares
+
+    @staticmethod
+    def backward(
+        ctx: Context, of_logarithm: Tensor | None, of_shares: Tensor | None
+    ) -> tuple[Tensor | None, None, None, None]:
+        (shares,) = ctx.saved_tensors
+        dim, scale = ctx.dim, ctx.scale  # type: ignore[attr-defined]
+        gradient = None
+        if of_logarithm is not None:
+            gradient = (of_logarithm if scale == 1 else scale * of_logarithm).unsqueeze(dim) * shares
+        if of_shares is not None:
+            centered = of_shares - (of_shares * shares).sum(dim, keepdim=True)
+            slope = scale * shares * centered
+            gradient = slope if gradient is None else gradient + slope
+        return gradient, None, None, None

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Generator, Tensor
 
 from firstpage.errors import UserError
@@ -18,17 +19,17 @@ def contrastive(pairs: Pairs, mined: Mined, margin: float = 1.0, form: Form = "s
     The `linear` form is linear in d²: [margin − d²]₊ of the negative pairs (HDC, ABE). Either kind is
     averaged over its active pairs in the batch; the mean over queries is the sum of the two.
 
-    >>> import torch
     >>> from firstpage.mining import mine
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
     >>> contrastive(pairs, mine(pairs)).mean()
     tensor(0.6627)
     """
-    distance = pairs.distance
-    positive = mined.of_positives(distance).square() * mined.positive_mask.to(distance.dtype)
-    apart = mined.of_negatives(distance)
-    pushed = (margin - apart).relu().square() if form == "squared" else (margin - apart.square()).relu()
-    negative = pushed * mined.negative_mask.to(distance.dtype)
+    positive = torch.where(mined.positive_mask, mined.of_positives(pairs.squared_distance), 0.0)
+    if form == "squared":
+        pushed = (margin - mined.of_negatives(pairs.distance)).relu().square()
+    else:
+        pushed = (margin - mined.of_negatives(pairs.squared_distance)).relu()
+    negative = torch.where(mined.negative_mask, pushed, 0.0)
     share = positive.sum(dim=1) / positive.count_nonzero().clamp_min(1)
     return len(positive) * (share + negative.sum(dim=1) / negative.count_nonzero().clamp_min(1))
 
@@ -54,7 +55,6 @@ class Contrastive(MinedLoss):
         reduction: over queries.
         form: `squared` for [margin − d]₊² of a negative, `linear` for [margin − d²]₊ as in HDC and ABE.
 
-    >>> import torch
     >>> Contrastive()(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
     tensor(0.6627)
     """

@@ -22,9 +22,9 @@ def multi_similarity(
     >>> multi_similarity(pairs, informative()(pairs, None))
     tensor([0.0000, 0.6787, 0.6787, 0.0000])
     """
-    gap = pairs.similarity - base
-    pull = masked_logsumexp(-alpha * mined.of_positives(gap), mined.positive_mask)
-    push = masked_logsumexp(beta * mined.of_negatives(gap), mined.negative_mask)
+    positive, negative = mined.of_both(pairs.similarity)
+    pull = masked_logsumexp(positive, mined.positive_mask, scale=-alpha) + alpha * base
+    push = masked_logsumexp(negative, mined.negative_mask, scale=beta) - beta * base
     return F.softplus(pull) / alpha + F.softplus(push) / beta
 
 

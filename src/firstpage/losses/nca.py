@@ -20,12 +20,14 @@ def nca(pairs: Pairs, mined: Mined, temperature: float = 0.1) -> Tensor:
     >>> nca(pairs, mine(pairs, "easy", "hard"))
     tensor([0.1269, 1.7839, 0.0000])
     """
-    logits = pairs.similarity / temperature
-    negative = mined.of_negatives(logits)
-    if not mined.paired:
-        negative = masked_logsumexp(negative, mined.negative_mask)[:, None]
+    positive, negative = mined.of_both(pairs.similarity)
+    if mined.paired:
+        excess = (negative - positive) / temperature
+    else:
+        everyone = masked_logsumexp(negative, mined.negative_mask, scale=1 / temperature)
+        excess = everyone[:, None] - positive / temperature
     # −log(e^p / (e^p + e^n)) = log(1 + e^(n−p))
-    return masked_mean(F.softplus(negative - mined.of_positives(logits)), mined.comparable)
+    return masked_mean(F.softplus(excess), mined.comparable)
 
 
 class NCA(MinedLoss):

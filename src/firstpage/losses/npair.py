@@ -2,10 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Loss, Reduction, masked_logsumexp
+from firstpage.losses.base import Loss, Reduction
 from firstpage.pairs import Pairs, full_precision
 
 
@@ -22,36 +21,34 @@ def npair(pairs: Pairs, l2: float = 0.02) -> Tensor:
     # On the CPU, where looking is free, only the anchors are compared: one of each class.
     look = pairs.labels.device.type == "cpu" and not torch.compiler.is_compiling()
     rows = anchor.nonzero()[:, 0] if look else slice(None)
-    labels, partner = pairs.labels[rows], partner[rows]
     if isinstance(rows, Tensor) and pairs.candidates is pairs.queries:
-        both = pairs.queries[torch.stack([rows, partner])]  # in one, so that their gradients are
+        both = pairs.queries[torch.stack([rows, partner[rows]])]  # in one, so that their gradients are
     else:
-        both = torch.stack([pairs.queries[rows], pairs.candidates[partner]])
+        both = torch.stack([pairs.queries[rows], pairs.candidates[partner[rows]]])
     queries, positives = both  # f_i and f_i⁺
     with full_precision(queries):
         product = queries @ positives.T  # f_iᵀf_j⁺
-    others = labels[:, None] != labels
     if not look:
-        others = others & anchor
-    cost = F.softplus(masked_logsumexp(product, others) - product.diagonal())
+        product = torch.where(anchor, product, torch.finfo(product.dtype).min / 8)
+    # log(1 + Σ_{j≠i} e^{x_j − x_i}) = −log softmax_i(x)
+    cost = -product.log_softmax(dim=1).diagonal()
     if l2:
         cost = cost + l2 * both.square().sum(dim=(0, 2))
-    paired = others.any(dim=1)
-    if not look:
-        paired = paired & anchor
-    terms = torch.where(paired, cost, 0.0) * (len(pairs.labels) / paired.sum().clamp_min(1))
-    return terms if isinstance(rows, slice) else terms.new_zeros(len(pairs.labels)).index_copy(0, rows, terms)
+    if isinstance(rows, Tensor):
+        weight = len(anchor) / len(rows) if len(rows) > 1 else 0.0
+        nothing: Tensor = cost.new_zeros(len(anchor))
+        return nothing.index_copy(0, rows, weight * cost)
+    number = anchor.sum()
+    average: Tensor = len(anchor) / number.clamp_min(1)
+    return torch.where(anchor & (number > 1), cost, 0.0) * average
 
 
 def _first_pairs(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """[Q]: whether a query is the first of its class with a positive, and the first positive of each."""
-    queries, candidates = pairs.positive.shape
-    place = torch.arange(max(queries, candidates), dtype=torch.int32, device=pairs.labels.device)
-    partner = torch.where(pairs.positive, place[:candidates], candidates).amin(dim=1)
-    has_positive = partner < candidates
+    place = torch.arange(len(pairs.labels), device=pairs.labels.device)
+    has_positive, partner = pairs.positive.max(dim=1)  # of equals, the first
     alike = (pairs.labels[:, None] == pairs.labels) & has_positive
-    first = torch.where(alike, place[:queries], queries).amin(dim=1)
-    return has_positive & (first == place[:queries]), partner.clamp_max(candidates - 1)
+    return has_positive & (alike.max(dim=1).indices == place), partner
 
 
 class NPair(Loss):

@@ -63,7 +63,7 @@ class ProxyLoss(Loss):
         classes = torch.arange(len(self.proxies), device=pairs.labels.device)
         if self.per_class > 1:
             classes = classes // self.per_class
-        return Pairs.of(pairs.queries, pairs.labels, self.proxies.to(pairs.queries.dtype), classes)
+        return pairs.against(self.proxies, classes)
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: what each query contributes."""

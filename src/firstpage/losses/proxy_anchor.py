@@ -1,11 +1,10 @@
 """Proxy-Anchor loss."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Reduction
+from firstpage.losses.base import Reduction, logsumexp_and_shares
 from firstpage.losses.proxies import ProxyLoss
 from firstpage.pairs import Pairs
 
@@ -16,21 +15,21 @@ def proxy_anchor(pairs: Pairs, alpha: float = 32.0, delta: float = 0.1) -> Tenso
     The candidates are the proxies P; P⁺ are those with a positive in the batch. Each logarithm is shared out
     among the images of its sum by their part of it; the mean over queries is the two averages.
 
+    >>> import torch
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.eye(2), torch.arange(2))
     >>> proxy_anchor(pairs)  # log(1 + e^(-28.8)) / 1 + log(1 + e^3.2) / 2
     tensor([1.6200])
     """
-    pull = _log_sums(-alpha * (pairs.similarity - delta), pairs.positive)
-    push = _log_sums(alpha * (pairs.similarity + delta), pairs.negative)
+    pull = _log_sums(pairs.similarity, pairs.positive, -alpha, delta)
+    push = _log_sums(pairs.similarity, pairs.negative, alpha, delta)
     with_positive = pairs.positive.any(dim=0).sum().clamp_min(1)
     return len(pull) * (pull / with_positive + push / pairs.similarity.shape[1])
 
 
-def _log_sums(exponent: Tensor, mask: Tensor) -> Tensor:
-    """[Q]: Σ over columns of log(1 + Σ e^x), each divided among the rows of its sum."""
-    exponent = torch.where(mask, exponent, torch.finfo(exponent.dtype).min / 8)  # a sum of nothing has log(1)
-    share = exponent.detach().softmax(dim=0)  # [Q, P]
-    return share @ F.softplus(exponent.logsumexp(dim=0))
+def _log_sums(similarity: Tensor, mask: Tensor, scale: float, delta: float) -> Tensor:
+    """[Q]: Σ over columns of log(1 + Σ e^{scale·s + |scale|·δ}), each divided among the rows of its sum."""
+    logarithm, shares = logsumexp_and_shares(similarity, mask, dim=0, scale=scale)  # [P] and [Q, P]
+    return shares.detach() @ F.softplus(logarithm + abs(scale) * delta)  # a sum of nothing has log(1)
 
 
 class ProxyAnchor(ProxyLoss):
@@ -54,6 +53,7 @@ class ProxyAnchor(ProxyLoss):
         delta: δ, the margin in cosine.
         reduction: over queries; the mean is the paper's loss.
 
+    >>> import torch
     >>> loss = ProxyAnchor(classes=3, dim=4)
     >>> loss(torch.eye(4, requires_grad=True), torch.tensor([0, 1, 2, 2])).backward()
     >>> loss.proxies.grad.shape

@@ -19,10 +19,11 @@ def proxy_nca(pairs: Pairs, scale: float = 3.0) -> Tensor:
     >>> proxy_nca(pairs)  # its own proxy at squared distance 0, the other at 18
     tensor([-18.])
     """
-    logits = 2 * scale**2 * (pairs.similarity - 1)  # [Q, classes] −‖f − p‖²
-    others = masked_logsumexp(logits, pairs.negative)
+    slope = 2 * scale**2  # −‖f − p‖² is slope·(s − 1), and the −1 of both parts of the quotient cancels
+    others = masked_logsumexp(pairs.similarity, pairs.negative, scale=slope)
+    own = slope * masked_sum(pairs.similarity, pairs.positive)
     learnable = pairs.positive.any(dim=1) & pairs.negative.any(dim=1)
-    return torch.where(learnable, others - masked_sum(logits, pairs.positive), 0.0)
+    return torch.where(learnable, others - own, 0.0)
 
 
 class ProxyNCA(ProxyLoss):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from firstpage._sphere import Context, short
 from firstpage.errors import UserError
 from firstpage.losses.base import Reduction, masked_sum
 from firstpage.losses.proxies import ProxyLoss
@@ -27,11 +28,41 @@ def soft_triple(
     tensor([0.1293])
     """
     to_centers = pairs.similarity.reshape(len(pairs.labels), -1, per_class)  # [Q, C, K]
-    to_class = ((to_centers / gamma).softmax(dim=2) * to_centers).sum(dim=2)  # [Q, C]
+    to_class = _soft_maximum(to_centers, gamma)  # [Q, C]
     own = pairs.labels[:, None] == pairs.candidate_labels[::per_class]
     logits = scale * (to_class - delta * own)
-    cost = torch.where(own.any(dim=1), logits.logsumexp(dim=1) - masked_sum(logits, own), 0.0)
+    cost = -masked_sum(logits.log_softmax(dim=1), own)  # 0 without a class
     return cost + tau * _mean_spread(pairs.unit_candidates, per_class) if tau else cost
+
+
+def _soft_maximum(values: Tensor, gamma: float) -> Tensor:
+    """Σ_k softmax_k(x_k/γ) x_k over the last dimension."""
+    if short(values):
+        mean: Tensor = _SoftMaximum.apply(values, gamma)  # type: ignore[no-untyped-call]
+        return mean
+    return ((values / gamma).softmax(dim=-1) * values).sum(dim=-1)
+
+
+class _SoftMaximum(torch.autograd.Function):
+    """S = Σ_k p_k x_k, p = softmax(x/γ). The gradient is g·p_k (1 + (x_k − S)/γ)."""
+
+    @staticmethod
+    def forward(ctx: Context, values: Tensor, gamma: float) -> Tensor:
+        scaled = values / gamma
+        shares = scaled.softmax(dim=-1)
+        mean = gamma * scaled.mul_(shares).sum(dim=-1)
+        ctx.save_for_backward(values, shares, mean)
+        ctx.gamma = gamma  # type: ignore[attr-defined]
+        return mean
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None]:
+        values, shares, mean = ctx.saved_tensors
+        gamma: float = ctx.gamma  # type: ignore[attr-defined]
+        if torch.is_grad_enabled():  # the gradient is itself differentiated, so the shares must be
+            shares = (values / gamma).softmax(dim=-1)
+        slope = values - (mean - gamma).unsqueeze(-1)
+        return slope.mul_(shares).mul_((gradient / gamma).unsqueeze(-1)), None
 
 
 def _mean_spread(centers: Tensor, per_class: int) -> Tensor:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from firstpage.errors import UserError
-from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_mean
+from firstpage.losses.base import Loss, Reduction, masked_logsumexp, masked_sum
 from firstpage.pairs import Pairs
 
 
@@ -15,9 +15,10 @@ def supervised_contrastive(pairs: Pairs, temperature: float = 0.1) -> Tensor:
     >>> supervised_contrastive(pairs)
     tensor([0.1269, 1.7839, 0.0000])
     """
-    logits = pairs.similarity / temperature
-    everyone = masked_logsumexp(logits, pairs.positive | pairs.negative)
-    return masked_mean(everyone[:, None] - logits, pairs.positive)
+    everyone = masked_logsumexp(pairs.similarity, pairs.positive | pairs.negative, scale=1 / temperature)
+    count = pairs.positive.sum(dim=1)
+    own = masked_sum(pairs.similarity, pairs.positive) / temperature
+    return (count * everyone - own) / count.clamp_min(1)  # 0 where there is no positive
 
 
 class SupervisedContrastive(Loss):

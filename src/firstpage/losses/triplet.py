@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from firstpage.errors import UserError
 from firstpage.losses.base import MinedLoss, Reduction, masked_mean, masked_sum
@@ -30,7 +31,7 @@ def triplet(pairs: Pairs, mined: Mined, form: Form = "cosine", margin: float = 0
         score = -pairs.distance
     else:
         score = 2 * pairs.similarity - 2
-    positive, negative = mined.of_positives(score), mined.of_negatives(score)
+    positive, negative = mined.of_both(score)
     if mined.paired:
         return masked_mean((negative - positive + margin).relu(), mined.comparable)
     violation = sum_of_hinges(positive - margin, negative, mined.negative_mask)  # [Q, M]
@@ -47,9 +48,9 @@ def sum_of_hinges(bound: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
     >>> sum_of_hinges(torch.tensor([[0.5]]), torch.tensor([[0.75, 1.0, 0.0, 9.0]]), torch.arange(4) < 3)
     tensor([[0.7500]])
     """
-    ordered = negative.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True).values
-    finite = torch.where(ordered > -torch.inf, ordered, 0.0).double()
-    tails = torch.cat([torch.zeros_like(finite[:, :1]), finite.cumsum(dim=1)], dim=1)  # [Q, K + 1]
+    ordered = torch.where(mask, negative, -torch.inf).sort(dim=1, descending=True).values
+    # The sums that reach −∞ are those of masked entries, which are above no bound.
+    tails = F.pad(ordered.cumsum(dim=1, dtype=torch.float64), (1, 0))  # [Q, K + 1]
     above = torch.searchsorted(-ordered.detach(), -bound.detach())  # how many are larger
     return (tails.gather(1, above) - above * bound.double()).to(bound.dtype)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Generator, Tensor
 
 from firstpage.pairs import Pairs
@@ -17,7 +18,6 @@ class Mined:
     by its mask alone. If `paired`, negative m belongs to positive m; else every positive of a query meets
     every negative of it.
 
-    >>> import torch
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
     >>> everything = Mined(None, pairs.positive, None, pairs.negative, paired=False)
     >>> everything.triplets()
@@ -33,7 +33,6 @@ class Mined:
     def of_positives(self, matrix: Tensor) -> Tensor:
         """[Q, M]: the entries of a [Q, C] matrix that belong to the chosen positives.
 
-        >>> import torch
         >>> mined = Mined(torch.tensor([[2]]), torch.tensor([[True]]), None, torch.ones(1, 3).bool(), False)
         >>> mined.of_positives(torch.tensor([[0.1, 0.2, 0.3]]))
         tensor([[0.3000]])
@@ -43,18 +42,30 @@ class Mined:
     def of_negatives(self, matrix: Tensor) -> Tensor:
         """[Q, K]: the entries of a [Q, C] matrix that belong to the chosen negatives.
 
-        >>> import torch
         >>> mined = Mined(None, torch.ones(1, 3).bool(), torch.tensor([[1]]), torch.tensor([[True]]), False)
         >>> mined.of_negatives(torch.tensor([[0.1, 0.2, 0.3]]))
         tensor([[0.2000]])
         """
         return matrix if self.negatives is None else matrix.gather(1, self.negatives)
 
+    def of_both(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """The entries of the positives [Q, M] and of the negatives [Q, K], gathered at once where both are.
+
+        >>> mined = Mined(torch.tensor([[2]]), torch.tensor([[True]]), None, torch.ones(1, 3).bool(), False)
+        >>> mined.of_both(torch.tensor([[0.1, 0.2, 0.3]]))
+        (tensor([[0.3000]]), tensor([[0.1000, 0.2000, 0.3000]]))
+        """
+        if self.positives is None or self.negatives is None:
+            return self.of_positives(matrix), self.of_negatives(matrix)
+        both = matrix.gather(1, torch.cat([self.positives, self.negatives], dim=1))
+        sizes = self.positives.shape[1], self.negatives.shape[1]
+        positive, negative = both.split_with_sizes(sizes, dim=1)
+        return positive, negative
+
     @property
     def comparable(self) -> Tensor:
         """[Q, M]: the chosen positives that have a negative to be compared with.
 
-        >>> import torch
         >>> mined = Mined(None, torch.tensor([[True], [True]]), None, torch.tensor([[True], [False]]), True)
         >>> mined.comparable
         tensor([[ True],
@@ -69,7 +80,6 @@ class Mined:
 
         Their number depends on the data, so this waits for the device; losses use the dense form.
 
-        >>> import torch
         >>> pairs = Pairs.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         >>> everything = Mined(None, pairs.positive, None, pairs.negative, paired=False)
         >>> torch.stack(everything.triplets(), dim=1)[:3].tolist()
@@ -87,7 +97,6 @@ class Mined:
     def pairs(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Index pairs ((queries, positives), (queries, negatives)), for use with other code.
 
-        >>> import torch
         >>> pairs = Pairs.of(torch.eye(3), torch.tensor([0, 0, 1]))
         >>> Mined(None, pairs.positive, None, pairs.negative, False).pairs()
         ((tensor([0, 1]), tensor([1, 0])), (tensor([0, 1, 2, 2]), tensor([2, 2, 0, 1])))

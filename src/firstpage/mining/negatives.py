@@ -104,8 +104,8 @@ def _all(pairs: Pairs, positives: Tensor | None, mask: Tensor, generator: Genera
 
 
 def _hard(pairs: Pairs, positives: Tensor | None, mask: Tensor, generator: Generator | None) -> _Chosen:
-    index = _similarity_of_negatives(pairs).argmax(dim=1, keepdim=True)
-    return index.expand(mask.shape), mask & pairs.negative.any(dim=1, keepdim=True), True
+    best, index = _similarity_of_negatives(pairs).max(dim=1, keepdim=True)
+    return index.expand(mask.shape), mask & (best != -torch.inf), True
 
 
 def _semihard(

@@ -28,7 +28,8 @@ def _easy(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Ten
 
 
 def _hard(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Tensor]:
-    return _best(-pairs.similarity.detach(), pairs.positive)
+    worst, index = torch.where(pairs.positive, pairs.similarity.detach(), torch.inf).min(dim=1, keepdim=True)
+    return index, worst != torch.inf
 
 
 def _random(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, Tensor]:
@@ -38,8 +39,8 @@ def _random(pairs: Pairs, generator: Generator | None) -> tuple[Tensor | None, T
 
 def _best(score: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """The allowed candidate with the largest score [Q, 1], and whether there is one [Q, 1]."""
-    index = torch.where(allowed, score, -torch.inf).argmax(dim=1, keepdim=True)
-    return index, allowed.any(dim=1, keepdim=True)
+    best, index = torch.where(allowed, score, -torch.inf).max(dim=1, keepdim=True)
+    return index, best != -torch.inf  # unlike a comparison, true of NaN, which must not go unnoticed
 
 
 POSITIVES: dict[str, PositiveStrategy] = {"all": _all, "easy": _easy, "hard": _hard, "random": _random}
