@@ -10,7 +10,7 @@ import sklearn.metrics
 import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-from firstpage.evaluation import evaluate, ranking
+from firstpage.evaluation import evaluate, ranks
 
 KS = (1, 2, 5, 30)
 
@@ -65,7 +65,7 @@ def searches(draw):
     return query, (make(generator, others), torch.randint(-1, classes - 1, (others,), generator=generator))
 
 
-@pytest.mark.parametrize("way", ["compare", "search"])
+@pytest.mark.parametrize("way", ["compare", "sort"])
 @pytest.mark.parametrize("ties", ["index", "pessimistic"])
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(searches(), st.integers(1, 6), st.integers(0, 12))
@@ -76,8 +76,8 @@ def test_everything_equals_loops(ties, way, search, block, results):
     relevant = (labels[:, None] == other_labels).sum(1) - int(alone)
     hypothesis.assume(bool((relevant > 0).any()) and len(other_labels.unique()) > 1)
     with pytest.MonkeyPatch.context() as patch:
-        many = 0 if way == "search" else 1000
-        patch.setattr(ranking, "_CPU", ranking._Sizes(step=200, chunk=64, search_above=many))
+        many = 0 if way == "sort" else 1000
+        patch.setattr(ranks, "_CPU", ranks.Sizes(step=200, piece=90, chunk=64, sort_above=many))
         found = evaluate(points, labels, *(gallery or ()), ks=KS, ties=ties, block=block, results=results)
     unit = torch.nn.functional.normalize
     similarity = unit(points, dim=1) @ unit(others, dim=1).T
@@ -106,7 +106,7 @@ def test_everything_equals_loops(ties, way, search, block, results):
     assert found.roc_curve[1].tolist() == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("way", ["compare", "search"])
+@pytest.mark.parametrize("way", ["compare", "sort"])
 @pytest.mark.parametrize("ties", ["index", "pessimistic"])
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(searches(), st.integers(1, 6), st.integers(0, 12), st.integers(1, 5), st.integers(0, 99))
@@ -130,8 +130,8 @@ def test_what_is_excluded_counts_neither_for_nor_against(ties, way, search, bloc
     expected, first = naive(similarity, labels, other_labels, alone, ties, results, excluded)
     hypothesis.assume(expected and len(other_labels.unique()) > 1)
     with pytest.MonkeyPatch.context() as patch:
-        many = 0 if way == "search" else 1000
-        patch.setattr(ranking, "_CPU", ranking._Sizes(step=200, chunk=64, search_above=many))
+        many = 0 if way == "sort" else 1000
+        patch.setattr(ranks, "_CPU", ranks.Sizes(step=200, piece=90, chunk=64, sort_above=many))
         codes = {"exclude": camera} | ({} if alone else {"gallery_exclude": other})
         options = {"ks": KS, "ties": ties, "block": block, "results": results}
         found = evaluate(points, labels, *(gallery or ()), **options, **codes)
@@ -175,7 +175,7 @@ def birds():
     return centers[labels] + 2 * torch.randn(300, 16, generator=generator), labels
 
 
-@pytest.mark.parametrize("classes", [7, 2500])  # ranks by binary search, and by comparing
+@pytest.mark.parametrize("classes", [7, 2500])  # ranks by sorting, and by comparing
 def test_a_wide_gallery_equals_sorting(classes):
     generator = torch.Generator().manual_seed(1)
     gallery = torch.randn(5000, 8, generator=generator, dtype=torch.float64)
@@ -272,7 +272,7 @@ def test_the_copy_of_a_query_is_a_result_and_the_query_is_not():
 @pytest.mark.parametrize(("count", "queries"), [(65, 1), (2049, 3), (1100, 18)])
 def test_copies_tie_wherever_they_stand(monkeypatch, count, queries):
     """A product rounds differently at its ragged edges; copies of an image must not."""
-    monkeypatch.setattr(ranking, "_CPU", ranking._Sizes(step=2**12, chunk=2**15, search_above=32))
+    monkeypatch.setattr(ranks, "_CPU", ranks.Sizes(step=2**12, piece=2**10, chunk=2**15, sort_above=24))
     generator = torch.Generator().manual_seed(0)
     pictures, copies = (
         torch.randn(5, 64, generator=generator),
@@ -286,6 +286,38 @@ def test_copies_tie_wherever_they_stand(monkeypatch, count, queries):
     assert torch.equal(found.first, expected)
     first_even = (expected % 2 == 0).long().argmax(dim=1)
     torch.testing.assert_close(found.per_query["MRR"], 100 / (first_even + 1).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "dim"), [(200, 24), (1100, 64), (1537, 130)])
+def test_half_the_product_is_the_whole(count, dim, dtype):
+    """Of images that search each other half is computed: copies stay equal, and blocks change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randn(count // 2, dim, generator=generator, dtype=dtype)
+    points = pictures[torch.randint(len(pictures), (count,), generator=generator)]
+    labels = torch.arange(count) % 9
+    found, blocks = (evaluate(points, labels, results=20, block=block) for block in (None, 150))
+    assert torch.equal(found.first, blocks.first)
+    assert all(torch.equal(values, blocks.per_query[name]) for name, values in found.per_query.items())
+    torch.testing.assert_close(found.pr_curve, blocks.pr_curve)
+    unit = torch.nn.functional.normalize(points, dim=1).double()
+    nearness = (unit @ unit.T).round(decimals=5 if dtype == torch.float32 else 12).fill_diagonal_(-2)
+    order = nearness.argsort(dim=1, descending=True, stable=True)[:, :1]
+    copied = nearness.max(dim=1).values > 0.9999
+    assert torch.equal(found.first[copied, :1], order[copied])
+
+
+@pytest.mark.parametrize("ties", ["index", "pessimistic"])
+def test_threads_do_not_matter(birds, ties):
+    points, labels = birds
+    threads = torch.get_num_threads()
+    found = []
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        found.append(evaluate(points.round(), labels % 2, ties=ties))
+    torch.set_num_threads(threads)
+    one, three = found
+    assert all(torch.equal(values, three.per_query[name]) for name, values in one.per_query.items())
 
 
 def test_ties_by_index_or_against_us():

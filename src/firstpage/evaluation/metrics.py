@@ -54,7 +54,8 @@ def query_metrics(
     precision = (number / ranks.double()).masked_fill(~valid, 0)  # at each positive
     ahead = (ranks - number).double()  # negatives before each positive
     within = (ranks <= count[:, None]) & valid
-    hits = [(valid & (ranks <= k)).sum(dim=1).double() for k in ks]
+    # The first k hold at most k positives, so that later ones need not be looked at.
+    hits = [(valid[:, :k] & (ranks[:, :k] <= k)).sum(dim=1).double() for k in ks]
     values = [
         *(hit / k for hit, k in zip(hits, ks, strict=True)),
         *((hit > 0).double() for hit in hits),

@@ -1,49 +1,25 @@
 """Where the positives of every query rank in the whole gallery, and what comes first, in bounded memory.
 
-Similarities exist for one block of queries at a time. A rank needs no sort: it is one more than the number of
-candidates above it, so each positive's similarity, taken from the block itself, is compared with the row.
+Similarities exist for one block of queries at a time.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from firstpage.evaluation.inputs import inverse_norms
+from firstpage.evaluation.ranks import NEVER, Ties, positive_ranks, sizes_for
 from firstpage.pairs import full_precision
-
-Ties = Literal["index", "pessimistic"]
 
 _BLOCK = 2**29  # bytes of similarities that exist at a time
 _GROUP = 64  # candidates whose maximum stands for them in the search for the first results
 # A matrix product rounds differently at the ragged edges of its tiles, and copies of an image would differ in
 # the last bit: rows of queries are filled up to a multiple of this, and those of the gallery to whole groups.
 _TILE = 16
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """How much is done at a time: what the caches of a CPU hold, or what fills a GPU.
-
-    Attributes:
-        step: similarities that the ranks are counted over.
-        chunk: values of the gallery scaled together.
-        search_above: thresholds from which on a binary search for every candidate beats comparing with each.
-    """
-
-    step: int
-    chunk: int
-    search_above: int
-
-
-_CPU = _Sizes(step=2**22, chunk=2**20, search_above=32)
-_GPU = _Sizes(step=2**25, chunk=2**25, search_above=24)
-
-
-def _sizes(tensor: Tensor) -> _Sizes:
-    return _CPU if tensor.device.type == "cpu" else _GPU
+_STRIPE = 512  # rows of a symmetric product computed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,40 +85,63 @@ def ranked(
     else:
         dtype = torch.promote_types(dtype, gallery.dtype)
         gallery_scale = inverse_norms("gallery", gallery)
-    sizes, device, count = _sizes(embeddings), embeddings.device, len(gallery)
+    device, count = embeddings.device, len(gallery)
     members = gallery_classes.argsort(stable=True)  # gallery rows, class by class, by index within a class
     counts = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
     starts = counts.cumsum(0) - counts
     width = _up(count, _GROUP)
-    block = max(1, min(block or _BLOCK // (dtype.itemsize * width), len(rows)))
-    step = max(1, sizes.step // width)
-    chunk = _up(max(1, sizes.chunk // gallery.shape[1]), _GROUP)
-    similarity = torch.empty(_up(block, _TILE), width, dtype=dtype, device=device)
-    most, members_of = relevant[rows].cpu(), counts[classes[rows]].cpu()  # widths of the steps, read once
+    most = max(1, _BLOCK // (dtype.itemsize * width))
+    mirrored = alone and device.type == "cpu" and width <= min(block or most, most) and 2 * len(rows) > count
+    block = max(1, min(block or most, len(rows)))
+    step = max(1, sizes_for(embeddings).step // width)
+    if not mirrored:
+        similarity = torch.empty(_up(block, _TILE), width, dtype=dtype, device=device)
+    room, span = relevant[rows].cpu(), counts[classes[rows]].cpu()  # widths of the steps, read once
     for begin in range(0, len(rows), block):
         asked = rows[begin : begin + block]
         with full_precision(embeddings):
-            queries = _scaled(embeddings[asked], scale[asked], dtype, _TILE)
-            for left in range(0, count, chunk):
-                part = slice(left, left + chunk)
-                candidates = _scaled(gallery[part], gallery_scale[part], dtype, _GROUP)
-                torch.mm(queries, candidates.T, out=similarity[: len(queries), left : left + len(candidates)])
-        similarity[:, count:] = -torch.inf
-        if alone:
-            similarity[torch.arange(len(asked), device=device), asked] = -torch.inf
+            if mirrored:
+                similarity = _symmetric(_scaled(embeddings, scale, dtype, _GROUP))
+            else:
+                queries = _scaled(embeddings[asked], scale[asked], dtype, _TILE)
+                _multiply(queries, gallery, gallery_scale, similarity)
+        similarity[:, count:] = NEVER
         for top in range(0, len(asked), step):
             taken = asked[top : top + step]
-            lines = similarity[top : top + len(taken)]
+            lines = similarity.index_select(0, taken) if mirrored else similarity[top : top + len(taken)]
+            if alone:
+                lines[torch.arange(len(taken), device=device), taken] = NEVER
             if exclude is not None:
-                lines[:, :count].masked_fill_(exclude[0][taken, None] == exclude[1], -torch.inf)
+                lines[:, :count].masked_fill_(exclude[0][taken, None] == exclude[1], NEVER)
             part = slice(begin + top, begin + top + len(taken))
-            room, span = int(most[part].max()), int(members_of[part].max())
-            yield Ranked(
-                taken,
-                _ranks(lines, classes[taken], members, starts, counts, room, span, ties),
-                relevant[taken],
-                _first(lines, classes[taken], gallery_classes, results, ties),
-            )
+            own, count_of, most_of = classes[taken], relevant[taken], int(room[part].max())
+            place = torch.arange(int(span[part].max()), device=device)
+            columns = members[(starts[own, None] + place).clamp(max=count - 1)]
+            inside = place < counts[own, None]
+            ranks = positive_ranks(lines, own, gallery_classes, columns, inside, count_of, most_of, ties)
+            yield Ranked(taken, ranks, count_of, _first(lines, own, gallery_classes, results, ties))
+
+
+def _multiply(queries: Tensor, gallery: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Similarities of unit vectors and the gallery, which is scaled in chunks."""
+    chunk = _up(max(1, sizes_for(gallery).chunk // gallery.shape[1]), _GROUP)
+    for left in range(0, len(gallery), chunk):
+        part = slice(left, left + chunk)
+        candidates = _scaled(gallery[part], scale[part], queries.dtype, _GROUP)
+        torch.mm(queries, candidates.T, out=out[: len(queries), left : left + len(candidates)])
+
+
+def _symmetric(unit: Tensor) -> Tensor:
+    """[N, N]: similarities of all pairs of rows, of which half are computed: a product has no order."""
+    # NumPy asks for huge pages; the first use of others takes a quarter of the time of the product.
+    size = len(unit), len(unit)
+    similarity = torch.from_numpy(np.empty(size, np.float32 if unit.dtype == torch.float32 else np.float64))
+    for top in range(0, len(unit), _STRIPE):
+        bottom = min(top + _STRIPE, len(unit))
+        stripe = unit[top:bottom] @ unit[top:].T
+        similarity[top:bottom, top:] = stripe
+        similarity[bottom:, top:bottom] = stripe[:, bottom - top :].T
+    return similarity
 
 
 def _up(count: int, multiple: int) -> int:
@@ -153,76 +152,6 @@ def _scaled(rows: Tensor, scale: Tensor, dtype: torch.dtype, multiple: int) -> T
     """Rows of length one, and rows of zeros up to a multiple."""
     missing = _up(len(rows), multiple) - len(rows)
     return torch.nn.functional.pad((rows * scale).to(dtype), (0, 0, 0, missing))
-
-
-def _ranks(
-    similarity: Tensor,
-    classes: Tensor,
-    members: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    room: int,
-    span: int,
-    ties: Ties,
-) -> Tensor:
-    """[B, room]: the rank of each positive, best first, where a class has at most `span` members."""
-    place = torch.arange(span, device=similarity.device)
-    inside = place < counts[classes, None]
-    columns = members[(starts[classes, None] + place).clamp(max=len(members) - 1)]
-    score = similarity.gather(1, columns).masked_fill(~inside, -torch.inf)
-    # Stable: equal positives stay by index. The query itself and what is excluded are at −∞, after them.
-    score, order = score.sort(dim=1, descending=True, stable=True)
-    score, columns = score[:, :room].contiguous(), columns.gather(1, order)[:, :room]
-    number = torch.arange(1, room + 1, device=score.device)
-    below = torch.nextafter(score, torch.full_like(score, -torch.inf))  # v > below is v ≥ score
-    if ties == "pessimistic":
-        # Wrong ones that are equal come before: all that are not below, less the positives among them.
-        least = score.flip(1)  # ascending
-        right = room - torch.searchsorted(least.contiguous(), score)
-        return _exceeding(similarity, below) - right + number
-    not_below, above = torch.split(_exceeding(similarity, torch.cat([below, score], dim=1)), room, dim=1)
-    ranks = above + 1
-    tied = (not_below - above > 1) & score.isfinite()
-    if bool(tied.any()):
-        line, which = tied.nonzero().T
-        column = torch.arange(similarity.shape[1], device=score.device)
-        size = max(1, _sizes(score).step // similarity.shape[1])
-        for rows, positive in zip(torch.split(line, size), torch.split(which, size), strict=True):
-            equal = similarity[rows] == score[rows, positive, None]
-            ranks[rows, positive] += _true(equal & (column < columns[rows, positive, None]))
-    return ranks
-
-
-def _exceeding(similarity: Tensor, thresholds: Tensor) -> Tensor:
-    """[B, T]: how many values of its row exceed each threshold."""
-    if thresholds.shape[1] <= _sizes(similarity).search_above:
-        mask = torch.empty(similarity.shape, dtype=torch.bool, device=similarity.device)
-        counts = [
-            _true(torch.gt(similarity, column, out=mask)) for column in torch.split(thresholds, 1, dim=1)
-        ]
-        return torch.stack(counts, dim=1)
-    ascending, order = thresholds.sort(dim=1)
-    passed = torch.searchsorted(ascending, similarity)  # thresholds that each value exceeds
-    tally = torch.zeros(len(passed), ascending.shape[1] + 1, dtype=torch.long, device=similarity.device)
-    tally.scatter_add_(1, passed, torch.ones((), dtype=torch.long, device=tally.device).expand_as(passed))
-    at_least = tally.flip(1).cumsum(1).flip(1)[:, 1:]  # values that exceed the t-th threshold or a later one
-    return torch.empty_like(at_least).scatter_(1, order, at_least)
-
-
-def _true(mask: Tensor) -> Tensor:
-    """[B]: how many of each row are true. The width is a multiple of 8.
-
-    Torch widens every bool to a number before it adds, on the CPU at an eighth of the speed of comparing.
-    There eight of them are read as one integer, whose bytes hold 255 additions without a carry.
-    """
-    if mask.device.type != "cpu":
-        return mask.sum(dim=1)
-    lanes = mask.view(torch.int64)
-    whole = lanes.shape[1] // 255 * 255
-    counts = lanes[:, whole:].sum(dim=1, keepdim=True)
-    if whole:
-        counts = torch.cat([lanes[:, :whole].view(len(lanes), -1, 255).sum(dim=2), counts], dim=1)
-    return counts.view(torch.uint8).sum(dim=1)
 
 
 def _first(similarity: Tensor, classes: Tensor, gallery_classes: Tensor, results: int, ties: Ties) -> Tensor:

@@ -13,7 +13,8 @@ from firstpage.errors import UserError
 from firstpage.evaluation.inputs import ArrayLike, as_codes, as_gallery, as_labeled_vectors
 from firstpage.evaluation.intervals import bootstrap_interval
 from firstpage.evaluation.metrics import FALSE_POSITIVE_RATES, RECALL_LEVELS, metric_names, query_metrics
-from firstpage.evaluation.ranking import Ranked, Ties, ranked
+from firstpage.evaluation.ranking import Ranked, ranked
+from firstpage.evaluation.ranks import Ties
 
 
 @dataclass(frozen=True, eq=False)
