@@ -6,7 +6,6 @@ Similarities exist for one block of queries at a time.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ _GROUP = 64  # candidates whose maximum stands for them in the search for the fi
 # A matrix product rounds differently at the ragged edges of its tiles, and copies of an image would differ in
 # the last bit: rows of queries are filled up to a multiple of this, and those of the gallery to whole groups.
 _TILE = 16
-_STRIPE = 512  # rows of a symmetric product computed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,25 +88,19 @@ def ranked(
     counts = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
     starts = counts.cumsum(0) - counts
     width = _up(count, _GROUP)
-    most = max(1, _BLOCK // (dtype.itemsize * width))
-    mirrored = alone and device.type == "cpu" and width <= min(block or most, most) and 2 * len(rows) > count
-    block = max(1, min(block or most, len(rows)))
+    block = max(1, min(block or _BLOCK // (dtype.itemsize * width), len(rows)))
     step = max(1, sizes_for(embeddings).step // width)
-    if not mirrored:
-        similarity = torch.empty(_up(block, _TILE), width, dtype=dtype, device=device)
+    similarity = torch.empty(_up(block, _TILE), width, dtype=dtype, device=device)
     room, span = relevant[rows].cpu(), counts[classes[rows]].cpu()  # widths of the steps, read once
     for begin in range(0, len(rows), block):
         asked = rows[begin : begin + block]
         with full_precision(embeddings):
-            if mirrored:
-                similarity = _symmetric(_scaled(embeddings, scale, dtype, _GROUP))
-            else:
-                queries = _scaled(embeddings[asked], scale[asked], dtype, _TILE)
-                _multiply(queries, gallery, gallery_scale, similarity)
+            queries = _scaled(embeddings[asked], scale[asked], dtype, _TILE)
+            _multiply(queries, gallery, gallery_scale, similarity)
         similarity[:, count:] = NEVER
         for top in range(0, len(asked), step):
             taken = asked[top : top + step]
-            lines = similarity.index_select(0, taken) if mirrored else similarity[top : top + len(taken)]
+            lines = similarity[top : top + len(taken)]
             if alone:
                 lines[torch.arange(len(taken), device=device), taken] = NEVER
             if exclude is not None:
@@ -129,19 +121,6 @@ def _multiply(queries: Tensor, gallery: Tensor, scale: Tensor, out: Tensor) -> N
         part = slice(left, left + chunk)
         candidates = _scaled(gallery[part], scale[part], queries.dtype, _GROUP)
         torch.mm(queries, candidates.T, out=out[: len(queries), left : left + len(candidates)])
-
-
-def _symmetric(unit: Tensor) -> Tensor:
-    """[N, N]: similarities of all pairs of rows, of which half are computed: a product has no order."""
-    # NumPy asks for huge pages; the first use of others takes a quarter of the time of the product.
-    size = len(unit), len(unit)
-    similarity = torch.from_numpy(np.empty(size, np.float32 if unit.dtype == torch.float32 else np.float64))
-    for top in range(0, len(unit), _STRIPE):
-        bottom = min(top + _STRIPE, len(unit))
-        stripe = unit[top:bottom] @ unit[top:].T
-        similarity[top:bottom, top:] = stripe
-        similarity[bottom:, top:bottom] = stripe[:, bottom - top :].T
-    return similarity
 
 
 def _up(count: int, multiple: int) -> int:

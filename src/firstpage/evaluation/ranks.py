@@ -44,7 +44,12 @@ _GPU = Sizes(step=2**25, piece=2**25, chunk=2**25, sort_above=24)
 
 def sizes_for(tensor: Tensor) -> Sizes:
     """Return the sizes for the device of a tensor."""
-    return _CPU if tensor.device.type == "cpu" else _GPU
+    return _CPU if _on_cpu(tensor) else _GPU
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    """Whether NumPy does the work; in one place, so that tests can do it as a GPU would."""
+    return tensor.device.type == "cpu"
 
 
 def positive_ranks(
@@ -112,7 +117,7 @@ def _by_comparing(
 
 def _exceeding(similarity: Tensor, thresholds: Tensor) -> Tensor:
     """[B, T]: how many values of its row exceed each threshold."""
-    if similarity.device.type != "cpu":
+    if not _on_cpu(similarity):
         mask = torch.empty(similarity.shape, dtype=torch.bool, device=similarity.device)
         columns = torch.split(thresholds, 1, dim=1)
         return torch.stack([torch.gt(similarity, column, out=mask).sum(dim=1) for column in columns], dim=1)
@@ -172,9 +177,8 @@ def _by_sorting(
     if ties == "index":
         number = torch.arange(1, room + 1, device=keys.device)
         key, after = (keys.gather(1, place.clamp(0, keys.shape[1] - 1)) for place in (ranks - 1, ranks))
-        tied = (after == key + 1) & (
-            number <= relevant[:, None]
-        )  # the last right one before equal wrong ones
+        last_right = after == key + 1  # before wrong ones that are equal
+        tied = last_right & (number <= relevant[:, None])
         if bool(tied.any()):
             line, last = tied.nonzero().T
             value = _cosines(key[line, last] + 1, similarity.dtype)
@@ -246,7 +250,7 @@ def _cosines(keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _sorted(keys: Tensor) -> Tensor:
     """Each row in ascending order; `keys` may be overwritten."""
-    if keys.device.type != "cpu":
+    if not _on_cpu(keys):
         return keys.sort(dim=1).values
     # Ten times as fast as torch, which sorts indices along and without vector instructions.
     _in_threads(lambda part: part.sort(axis=1), keys.numpy())
@@ -256,7 +260,7 @@ def _sorted(keys: Tensor) -> Tensor:
 def _places(right: Tensor, inside: Tensor, room: int) -> Tensor:
     """[B, room]: the places, from 1, of the first ones in rows of zeros and ones, as many as `inside`."""
     place = torch.arange(room, device=right.device)
-    if right.device.type != "cpu":  # without waiting for their number
+    if not _on_cpu(right):  # without waiting for their number
         wanted = (place + 1).int().expand(len(right), room).contiguous()
         return torch.searchsorted(right.cumsum(dim=1, dtype=torch.int32), wanted) + 1
     found = torch.from_numpy(np.flatnonzero(right.numpy().view(bool)))
@@ -268,6 +272,6 @@ def _places(right: Tensor, inside: Tensor, room: int) -> Tensor:
 
 def _equal_places(values: Tensor, others: Tensor) -> Tensor:
     """The places, in the flat result, of what is equal."""
-    if values.device.type != "cpu":
+    if not _on_cpu(values):
         return (values == others).flatten().nonzero().squeeze(1)
     return torch.from_numpy(np.flatnonzero(values.numpy() == others.numpy()))
