@@ -20,7 +20,7 @@ def test_memory_that_was_freed_is_used_again():
     if not keep_freed_memory(torch.device("cpu")):
         pytest.skip("another C library")
     page_faults(1)
-    assert page_faults(10) < 2**24 // resource.getpagesize()  # less than those of one time
+    assert page_faults(10) < 5 * 2**24 // resource.getpagesize()  # else ten times as many as once
 
 
 def test_the_memory_of_a_gpu_is_torchs_own():
