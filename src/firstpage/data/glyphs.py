@@ -5,8 +5,6 @@ import shutil
 import time
 import unicodedata
 import uuid
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -195,11 +193,9 @@ def _create(root: Path, settings: dict[str, int]) -> None:
     part = root.with_name(f".{root.name}.{uuid.uuid4().hex}.part")
     fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
     faces = [_load_face(fonts / f"{face}.ttf") for face in _FACES]
-    tasks = [(part / script / f"{point:04x}", point) for script, point in _points()]
     try:
-        with ThreadPoolExecutor() as pool:
-            draw = partial(_draw, faces=faces, images=settings["images"], seed=settings["seed"])
-            list(pool.map(draw, *zip(*tasks, strict=True)))
+        for script, point in _points():  # not in threads: most of the work holds Python's lock
+            _draw(part / script / f"{point:04x}", point, faces, settings["images"], settings["seed"])
         (part / INDEX).write_text(json.dumps(settings))
         part.replace(root)
     except BaseException as error:
