@@ -127,11 +127,6 @@ def test_is_deterministic_and_seeds_differ(few, tmp_path):
     assert digest(draw_glyphs(tmp_path / "other", images=1, seed=1)) != digest(few)
 
 
-def test_first_images_do_not_depend_on_threads(few, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda: ThreadPoolExecutor(1))
-    assert digest(draw_glyphs(tmp_path / "single", images=1)) == digest(few)
-
-
 def test_is_drawn_once(one, monkeypatch):
     monkeypatch.setattr(module, "_create", lambda *_: pytest.fail("drawn again"))
     assert draw_glyphs(one.root, images=1).paths == one.paths
