@@ -71,6 +71,8 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     assert complete_recipe(bare, catalog).loss == defaults.TOPK | defaults.REFINED
     pairs = complete_recipe(bare.changed(["batch.images_per_class=2"]), catalog)
     assert pairs.loss == defaults.TOPK | defaults.REFINED_PAIRS
+    pairs = complete_recipe(cpu.changed(["batch.images_per_class=2"]), catalog)
+    assert pairs.loss == defaults.TOPK | defaults.PAIRS
 
 
 @pytest.mark.usefixtures("_offline")

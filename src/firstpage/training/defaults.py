@@ -4,8 +4,7 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 
 - **With pretrained weights**: the product's own objective, `first-page`, at a low learning rate, after three
   epochs for the head alone.
-- **From random weights**: the top-k precision loss by −log d, which does not collapse, over pages of several
-  lengths, at a high rate.
+- **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
 - **Batches** of 128 images, four of each class, more where there are few classes.
@@ -33,8 +32,8 @@ EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
-PAGES = [1, 2, 4, 8, 16, 32]
-TOPK = {"name": "topk", "k": PAGES, "margin": 0.5, "score": "log"}  # a bare `topk` from random weights
+TOPK = {"name": "topk", "k": 5, "margin": 0.5, "score": "log"}  # a bare `topk` from random weights
+PAIRS = {"k": [1, 2, 4, 8, 16, 32]}  # the same with two images of a class: one positive, so more negatives
 REFINED = {"k": 1, "margin": 0.1}  # pretrained features rank well
 REFINED_PAIRS = {"k": 5, "margin": 0.3}  # the same with two images of a class in a batch
 
@@ -45,14 +44,15 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
     >>> complete_recipe(Recipe.of({"loss": {"name": "topk"}}), catalog).loss
-    {'name': 'topk', 'k': [1, 2, 4, 8, 16, 32], 'margin': 0.5, 'score': 'log'}
+    {'name': 'topk', 'k': 5, 'margin': 0.5, 'score': 'log'}
     """
     if "given" not in recipe.loss:  # which stands for a loss object
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
     if recipe.loss == {"name": "topk"}:
-        refined = REFINED_PAIRS if recipe.batch.images_per_class == 2 else REFINED
-        recipe = replace(recipe, loss=TOPK if recipe.model.weights is None else TOPK | refined)
+        random, pairs = recipe.model.weights is None, recipe.batch.images_per_class == 2
+        refined = (PAIRS if pairs else {}) if random else (REFINED_PAIRS if pairs else REFINED)
+        recipe = replace(recipe, loss=TOPK | refined)
     return fit_batch_size(recipe, catalog)
 
 
