@@ -86,7 +86,21 @@ def positive_ranks(
     comparisons = 2 * room if ties == "index" else room
     if comparisons <= sizes_for(similarity).sort_above:
         return _by_comparing(similarity, columns, inside, relevant, room, ties)
-    return _by_sorting(similarity, classes, gallery_classes, columns, inside, relevant, room, ties)
+    keys = _keys(similarity)
+    # Right ones are odd: just before the wrong ones that are equal, or just after them.
+    odd = inside.to(keys.dtype)
+    keys = _sorted(keys.scatter_add_(1, columns, odd if ties == "pessimistic" else -odd))
+    ranks = _places(keys.to(torch.uint8).bitwise_and_(1), inside, room)
+    if ties == "index":
+        number = torch.arange(1, room + 1, device=keys.device)
+        key, after = (keys.gather(1, place.clamp(0, keys.shape[1] - 1)) for place in (ranks - 1, ranks))
+        last_right = after == key + 1  # before wrong ones that are equal
+        tied = last_right & (number <= relevant[:, None])
+        if bool(tied.any()):
+            line, last = tied.nonzero().T
+            value = _cosines(key[line, last] + 1, similarity.dtype)
+            _order_by_index(ranks, similarity, line, last, value, classes, gallery_classes)
+    return ranks
 
 
 def _by_comparing(
@@ -157,33 +171,6 @@ def _in_threads(work: Callable[..., None], *arrays: Array) -> None:
         return
     with ThreadPoolExecutor(number) as pool:
         list(pool.map(work, *(np.array_split(array, number) for array in arrays)))
-
-
-def _by_sorting(
-    similarity: Tensor,
-    classes: Tensor,
-    gallery_classes: Tensor,
-    columns: Tensor,
-    inside: Tensor,
-    relevant: Tensor,
-    room: int,
-    ties: Ties,
-) -> Tensor:
-    keys = _keys(similarity)
-    # Right ones are odd: just before the wrong ones that are equal, or just after them.
-    odd = inside.to(keys.dtype)
-    keys = _sorted(keys.scatter_add_(1, columns, odd if ties == "pessimistic" else -odd))
-    ranks = _places(keys.to(torch.uint8).bitwise_and_(1), inside, room)
-    if ties == "index":
-        number = torch.arange(1, room + 1, device=keys.device)
-        key, after = (keys.gather(1, place.clamp(0, keys.shape[1] - 1)) for place in (ranks - 1, ranks))
-        last_right = after == key + 1  # before wrong ones that are equal
-        tied = last_right & (number <= relevant[:, None])
-        if bool(tied.any()):
-            line, last = tied.nonzero().T
-            value = _cosines(key[line, last] + 1, similarity.dtype)
-            _order_by_index(ranks, similarity, line, last, value, classes, gallery_classes)
-    return ranks
 
 
 def _order_by_index(

@@ -33,9 +33,9 @@ COMPILED = 1_000_000  # images from which on the minute that compiling takes pay
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
 TOPK = {"name": "topk", "k": 5, "margin": 0.5, "score": "log"}  # a bare `topk` from random weights
-PAIRS = {"k": [1, 2, 4, 8, 16, 32]}  # the same with two images of a class: one positive, so more negatives
-REFINED = {"k": 1, "margin": 0.1}  # pretrained features rank well
-REFINED_PAIRS = {"k": 5, "margin": 0.3}  # the same with two images of a class in a batch
+PAIRS: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32]}  # the same with two images of a class in a batch
+REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
+REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
 
 
 def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
@@ -50,9 +50,12 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
     if recipe.loss == {"name": "topk"}:
-        random, pairs = recipe.model.weights is None, recipe.batch.images_per_class == 2
-        refined = (PAIRS if pairs else {}) if random else (REFINED_PAIRS if pairs else REFINED)
-        recipe = replace(recipe, loss=TOPK | refined)
+        pairs = recipe.batch.images_per_class == 2
+        if recipe.model.weights is None:
+            changed = PAIRS if pairs else {}
+        else:
+            changed = REFINED_PAIRS if pairs else REFINED
+        recipe = replace(recipe, loss=TOPK | changed)
     return fit_batch_size(recipe, catalog)
 
 
