@@ -68,11 +68,32 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
     assert complete_recipe(cpu, catalog).loss == defaults.TOPK
     bare = Recipe.of({"loss": {"name": "topk"}, "model": {"weights": "file"}})
-    assert complete_recipe(bare, catalog).loss == defaults.TOPK | defaults.REFINED
+    assert complete_recipe(bare, catalog).loss == defaults.TOPK | {"k": 3, "margin": 0.3}
+    assert complete_recipe(bare, photographs(*[11] * 60)).loss == defaults.TOPK | defaults.REFINED
     pairs = complete_recipe(bare.changed(["batch.images_per_class=2"]), catalog)
     assert pairs.loss == defaults.TOPK | defaults.REFINED_PAIRS
     pairs = complete_recipe(cpu.changed(["batch.images_per_class=2"]), catalog)
     assert pairs.loss == defaults.TOPK | defaults.PAIRS
+
+
+@pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize(
+    ("counts", "images_per_class", "expected"),
+    [
+        ([6] * 100, 4, {"k": 3, "margin": 0.3}),
+        ([3] * 100 + [90] * 40, 4, {"k": 2, "margin": 0.3}),  # a few large classes do not count
+        ([10] * 20, 16, {"k": 9, "margin": 0.3}),
+        ([6] * 100, 2, {}),
+        ([2] * 100, 4, {}),
+        ([11] * 60, 4, {}),
+    ],
+)
+def test_all_images_of_small_classes_belong_on_the_first_page(counts, images_per_class, expected):
+    catalog = photographs(*counts)
+    recipe, _ = default_recipe(catalog, GPU, [f"batch.images_per_class={images_per_class}"])
+    assert complete_recipe(recipe, catalog).loss == {"name": "first-page"} | expected
+    given = recipe.changed(["loss.k=1"])
+    assert complete_recipe(given, catalog).loss == {"name": "first-page", "k": 1}
 
 
 @pytest.mark.usefixtures("_offline")

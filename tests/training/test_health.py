@@ -434,7 +434,14 @@ def collapsing(monkeypatch, collapsed):
     monkeypatch.setattr(health.CollapseDetector, "update", pretend)
 
 
-def test_a_collapse_is_mended_from_the_best_model_at_lower_rates(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "which"),
+    [
+        ("train.evaluate_every=1", r"the model of epoch \d"),
+        ("train.evaluate_every=100", "the untrained model"),  # none was evaluated yet
+    ],
+)
+def test_a_collapse_is_mended_from_the_best_model_at_lower_rates(tmp_path, monkeypatch, change, which):
     restored = []
     mend = job.TrainJob.mend
 
@@ -447,10 +454,10 @@ def test_a_collapse_is_mended_from_the_best_model_at_lower_rates(tmp_path, monke
 
     monkeypatch.setattr(job.TrainJob, "mend", watched)
     collapsing(monkeypatch, lambda step: 1 < step < 7)
-    result = train(tmp_path)
+    result = train(tmp_path, "train.evaluate_untrained=false", change)
     assert restored == [True]
     assert re.fullmatch(
-        r"step \d: mended: the model of epoch \d was restored, and goes on at 30% of the learning rates",
+        rf"step \d: mended: {which} was restored, and goes on at 30% of the learning rates",
         result.warnings[1],
     )
     rates = {line["step"]: line["lr"] for line in log(tmp_path) if "lr" in line}

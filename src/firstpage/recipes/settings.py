@@ -303,8 +303,8 @@ class TrainSettings:
         members: Networks of an ensemble, trained one after another; see `training.members`.
         member: Which of them (`fit` trains one); it has its own batches and groups of classes.
         precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
-        compile: Compile network, augmentation and loss with `torch.compile`: a minute at the start, then
-            twice as fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
+        compile: Compile network and augmentation with `torch.compile`: a minute at the start, then twice as
+            fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
         sync_batch_norm: Normalize trained batch norms by the images of all ranks.
         store: What is stored of the images: `raw` pixels, `jpeg` (small, decoded again in every epoch), or
             `none` to decode the files themselves; `auto` is raw up to 40 GB, then jpeg.

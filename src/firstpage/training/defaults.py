@@ -3,7 +3,8 @@
 Everything is written into the recipe of the run, and whatever the user sets is left alone.
 
 - **With pretrained weights**: the product's own objective, `first-page`, at a low learning rate, after three
-  epochs for the head alone.
+  epochs for the head alone. Where classes have a handful of images, all of them belong on the first page, so
+  k is the number of positives in a batch instead of 1.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
@@ -36,27 +37,42 @@ TOPK = {"name": "topk", "k": 5, "margin": 0.5, "score": "log"}  # a bare `topk` 
 PAIRS: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32]}  # the same with two images of a class in a batch
 REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
+SMALL = 10  # images of a class, at the median, that all belong on the first page
+WHOLE = 0.3  # the margin where they do
 
 
 def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
-    """Return a recipe with what depends on the data: the batch size, and the settings of a bare `topk`.
+    """Return a recipe with what depends on the data: the batch size, k and γ of a loss that is only named.
 
     >>> from pathlib import Path
-    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 2, list("abcde"), {})
+    >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 5, ["a", "b"], {})
     >>> complete_recipe(Recipe.of({"loss": {"name": "topk"}}), catalog).loss
     {'name': 'topk', 'k': 5, 'margin': 0.5, 'score': 'log'}
+    >>> complete_recipe(Recipe.of({"loss": {"name": "first-page"}}), catalog).loss  # five images a class
+    {'name': 'first-page', 'k': 3, 'margin': 0.3}
     """
     if "given" not in recipe.loss:  # which stands for a loss object
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
-    if recipe.loss == {"name": "topk"}:
+    whole = _whole_classes(recipe.batch.images_per_class, catalog)
+    if recipe.loss == {"name": "first-page"}:
+        recipe = replace(recipe, loss=recipe.loss | whole)
+    elif recipe.loss == {"name": "topk"}:
         pairs = recipe.batch.images_per_class == 2
         if recipe.model.weights is None:
             changed = PAIRS if pairs else {}
         else:
-            changed = REFINED_PAIRS if pairs else REFINED
+            changed = REFINED_PAIRS if pairs else REFINED | whole
         recipe = replace(recipe, loss=TOPK | changed)
     return fit_batch_size(recipe, catalog)
+
+
+def _whole_classes(images_per_class: int, catalog: Catalog) -> dict[str, object]:
+    """Return k and γ that ask for all positives of a query on its page, where classes are small."""
+    counts = np.bincount(catalog.labels)
+    typical = float(np.median(counts[counts > 0])) if len(catalog) else 0.0
+    positives = min(images_per_class, round(typical)) - 1
+    return {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
 
 
 def default_recipe(

@@ -145,20 +145,19 @@ class TrainJob:
             UserError: It has been mended before, in vain.
         """
         state, detector = self.state, self.detector
-        if not state.best_weights:
-            return "not mended: no earlier model has been evaluated"
         if state.mended == MENDED:
             raise UserError(
                 f"stopped: the run has collapsed {MENDED + 1} times, also at {SLOWER**MENDED:.0%} of its "
                 "learning rates: use loss.score=log for topk, another loss, or model.standardize=true"
             )
         state.mended += 1
+        restored = f"the model of epoch {state.best_epoch}" if state.best_epoch else "the untrained model"
         for model in {id(model): model for model in (self.model, self.eval_model)}.values():
             model.load_state_dict(state.best_weights)
         self.optimizer.state.clear()
         detector.in_a_row = 0
         detector.warnings.append(
-            f"step {state.step}: mended: the model of epoch {state.best_epoch} was restored, and goes on at "
+            f"step {state.step}: mended: {restored} was restored, and goes on at "
             f"{SLOWER**state.mended:.0%} of the learning rates"
         )
         return detector.warnings[-1]

@@ -25,7 +25,7 @@ class TrainState:
         step: Number of finished steps.
         best: Metrics of the best evaluation.
         best_epoch: Its epoch; 0 is the untrained model.
-        best_weights: The model at that evaluation.
+        best_weights: The model at that evaluation; before the first one, as it was at the start.
         untrained: Metrics of the untrained model in the reported test.
         history: The metrics of every evaluation.
         stale: Number of evaluations since the best.
@@ -45,7 +45,7 @@ class TrainState:
         self.parts, self.select = parts, select
         self.step = self.stale = self.best_epoch = self.mended = 0
         self.best: dict[str, float] = {}
-        self.best_weights: dict[str, Tensor] = {}
+        self.best_weights = _weights_of(parts["model"])
         self.untrained: dict[str, float] | None = None
         self.history: list[dict[str, float]] = []
 
@@ -58,7 +58,7 @@ class TrainState:
             self.stale += 1
             return False
         self.best, self.best_epoch, self.stale = metrics, epoch, 0
-        self.best_weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self.best_weights = _weights_of(model)
         return True
 
     def _rank(self, metrics: Mapping[str, float]) -> tuple[float, float]:
@@ -80,3 +80,7 @@ class TrainState:
             part.load_state_dict(saved)
         for name in vars(self).keys() - {"parts"}:
             setattr(self, name, state[name])
+
+
+def _weights_of(model: Embedder) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}

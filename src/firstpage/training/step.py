@@ -69,7 +69,6 @@ class TrainStep:
         compiled = recipe.train.compile
         whole = recipe.batch.chunk == 0
         self._network = compile_network(model.raw, self._device, cuda_graphs=whole) if compiled else model.raw
-        self._criteria: Callable[..., Tensor] = torch.compile(criteria) if compiled else criteria
 
     def __call__(
         self,
@@ -130,7 +129,9 @@ class TrainStep:
     def _loss(self, labels: Tensor, ids: Tensor) -> Tensor:
         """Return the loss of the ensemble of all levels."""
         candidates = [self._candidates(number, labels, ids) for number in range(len(self.levels))]
-        return self._criteria(self.levels, labels, candidates)
+        # Not compiled: that takes half a minute a loss, and the GPU is busy with the network meanwhile.
+        loss: Tensor = self.criteria(self.levels, labels, candidates)
+        return loss
 
     def _candidates(self, number: int, labels: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """Return what the loss of a level compares its batch with: the batch itself, and its memory."""
