@@ -144,6 +144,7 @@ CASES = {
     ),
     "rll": _named("rll", lambda b: oracles.rll(b, 1.2, 0.4, 10.0)),
     "lifted": _named("lifted", lambda b: oracles.lifted(b, 1.0)),
+    "lifted-long": _named("lifted", lambda b: oracles.lifted(b, 3.0, 32.0), alpha=3.0, scale=32.0),
     "npair": _named("npair", lambda b: oracles.npair(b, 0.02)),
     "angular": _named("angular", lambda b: oracles.angular(b, 45.0)),
     "npair-angular": _named("npair-angular", lambda b: oracles.npair(b, 0.02) + 2 * oracles.angular(b, 45.0)),

@@ -333,19 +333,19 @@ def rll(batch, alpha, margin, temperature):
 # ---------------------------------------------------------------- 5. the compared methods
 
 
-def lifted(batch, alpha=1.0):
-    """Lifted structure loss with the square (METHODS 5, Song et al. 2016)."""
+def lifted(batch, alpha=1.0, length=1.0):
+    """Lifted structure loss with the square (METHODS 5, Song et al. 2016), of vectors of that length."""
     pair_count = len(batch.positive_pairs())
     terms = []
     for i in range(batch.query_count):
         total = zero()
         for j in batch.positives(i):
-            exponents = [alpha - batch.d(i, k) for k in batch.negatives(i)]
+            exponents = [alpha - length * batch.d(i, k) for k in batch.negatives(i)]
             for query in range(batch.query_count):
                 if j in batch.negatives(query):
-                    exponents.append(alpha - batch.d(query, j))
+                    exponents.append(alpha - length * batch.d(query, j))
             if exponents:  # else log(0): the hinge is 0
-                total = total + hinge(log_sum_exp(exponents) + batch.d(i, j)) ** 2
+                total = total + hinge(log_sum_exp(exponents) + length * batch.d(i, j)) ** 2
         terms.append(batch.query_count / (2 * max(1, pair_count)) * total)
     return torch.stack(terms)
 

@@ -8,16 +8,17 @@ from firstpage.losses.base import Loss, Reduction, masked_sum
 from firstpage.pairs import Pairs
 
 
-def lifted_structure(pairs: Pairs, alpha: float = 1.0) -> Tensor:
+def lifted_structure(pairs: Pairs, alpha: float = 1.0, scale: float = 1.0) -> Tensor:
     """[Q]: [ log(Σ_k e^{α−d_ik} + Σ_l e^{α−d_jl}) + d_ij ]₊² / 2, averaged over the batch's positive pairs.
 
-    k runs over the negatives of query i, l over the queries that are negatives of candidate j.
+    k runs over the negatives of query i, l over the queries that are negatives of candidate j. Distances are
+    those of embeddings of length `scale`.
 
     >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
     >>> lifted_structure(pairs).mean()
     tensor(1.5896)
     """
-    distance = pairs.distance
+    distance = pairs.distance if scale == 1 else scale * pairs.distance
     # As in masked_logsumexp, for both sums at once.
     push = torch.where(pairs.negative, alpha - distance, torch.finfo(distance.dtype).min / 8)
     of_query = push.logsumexp(dim=1, keepdim=True)  # [Q, 1]
@@ -36,22 +37,27 @@ class LiftedStructure(Loss):
     A baseline of three of the papers. Prefer `RankedList` or `TopKPrecision`, which also use every candidate,
     and learn more from it on every data set compared.
 
-    The original works on embeddings that are not normalized; here, as in the comparisons, they are.
+    The original works on embeddings that are not normalized; here, as in the comparisons, they are. On the
+    unit sphere no distance is above 2, so e^{α−d} hardly tells near negatives from far ones, and pretrained
+    features get worse. A larger `scale`, such as 20 with α = 2, cures that.
 
     Args:
         alpha: the margin.
+        scale: length of the normalized embeddings, by which distances are multiplied.
         reduction: over queries; the mean is the paper's mean over positive pairs.
 
     >>> LiftedStructure()(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
     tensor(1.5896)
     """
 
-    def __init__(self, alpha: float = 1.0, reduction: Reduction = "mean") -> None:
+    def __init__(self, alpha: float = 1.0, reduction: Reduction = "mean", scale: float = 1.0) -> None:
         super().__init__(reduction)
         if not alpha >= 0:
             raise UserError(f"LiftedStructure(alpha={alpha}): alpha must not be negative")
-        self.alpha = alpha
+        if not 0 < scale < float("inf"):
+            raise UserError(f"LiftedStructure(scale={scale}): scale must be positive and finite")
+        self.alpha, self.scale = alpha, scale
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: the share of each query's positive pairs."""
-        return lifted_structure(pairs, self.alpha)
+        return lifted_structure(pairs, self.alpha, self.scale)
