@@ -7,8 +7,8 @@ import pytest
 
 from firstpage import cli
 from firstpage.compare import Table, cells, run_cells
-from firstpage.compare.rendering import to_markdown, write_pages
-from firstpage.compare.summary import compare_best, summarize
+from firstpage.compare.rendering import table_lines, to_markdown, write_pages
+from firstpage.compare.summary import Measured, compare_best, summarize
 from firstpage.data import read
 from firstpage.errors import UserError
 from firstpage.training.stopping import Stopped
@@ -142,6 +142,18 @@ def test_a_table_is_worked_off_in_pieces_and_a_failure_is_a_cell(table, catalog,
     (out / "cells" / "top-k-paper-0.json").write_text("{}")
     with pytest.raises(UserError, match="damaged: remove it"):
         run_cells(table, catalog, out, show=str, **options)
+
+
+def test_a_method_that_training_made_worse_is_named():
+    rows = [{"name": "Untrained", "schedule": {"epochs": 0}}, {"name": "A"}, {"name": "B"}, {"name": "C"}]
+    table = Table.of({"title": "T", "metrics": ["R@1"], "row": rows})
+    found = [{0: {"metrics": {"R@1": value}, "error": ""}} for value in (50.0, 40.0, 60.0)]
+    found[1][0]["warnings"] = ["step 9: collapsed"]
+    measured = [Measured(row, "paper", each) for row, each in zip(table.rows, [*found, {}], strict=True)]
+    assert table_lines(table, measured)[2] == [
+        "A, paper: worse than without training (R@1 40.0, 50.0): step 9: collapsed"
+    ]
+    assert table_lines(table, measured[1:])[2] == []  # nothing to compare with
 
 
 def test_a_cell_that_the_clock_cuts_resumes_from_its_checkpoint(table, catalog, tmp_path, monkeypatch):

@@ -189,11 +189,14 @@ class CellTrainer:
             return None
         except UserError as error:  # such as a collapse that cannot be mended: the others go on
             measured = {"metrics": {}, "error": one_line(error)}
+        measured["wall"] = round(
+            time.monotonic() - began, 1
+        )  # with evaluations; of the last piece, if it was cut
         self.write(cell, measured)
         if not self._keep:
             shutil.rmtree(run, ignore_errors=True)
             run.with_suffix(".id").unlink(missing_ok=True)
-        return measured | {"wall": time.monotonic() - began}
+        return measured
 
     def write(self, cell: Cell, measured: dict[str, Any]) -> None:
         """Write the file of a cell."""

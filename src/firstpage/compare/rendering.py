@@ -44,9 +44,12 @@ def table_lines(table: Table, measured: Sequence[Measured]) -> tuple[list[str], 
     for name in table.metrics:
         head += [name, f"{name}, paper"] if name in papers else [name]
     head += ["seconds", "images/s", "parameters", "dim"]
-    lines, notes = [], []
+    lines, notes, first = [], [], table.metrics[0]
+    untrained = {
+        each.protocol: each.mean(first)[0] for each in measured if each.row.recipe.schedule.epochs == 0
+    }
     for each in measured:
-        line = [each.row.name, each.protocol, str(len(each.values(table.metrics[0])))]
+        line = [each.row.name, each.protocol, str(len(each.values(first)))]
         for name in table.metrics:
             mean, half = each.mean(name)
             text = "–" if math.isnan(mean) else f"{mean:.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}")
@@ -62,7 +65,8 @@ def table_lines(table: Table, measured: Sequence[Measured]) -> tuple[list[str], 
             value = each.average(name)
             line.append("" if value is None else f"{value * scale:,.{1 if unit else 0}f}{unit}")
         lines.append(line)
-        notes += [f"{each.row.name}, {each.protocol}: {error}" for error in each.errors]
+        remarks = each.remarks(first, untrained.get(each.protocol, math.nan))
+        notes += [f"{each.row.name}, {each.protocol}: {remark}" for remark in remarks]
     notes += [f"{row.name}: in the paper {row.differs}" for row in table.rows if row.differs]
     return head, lines, notes
 

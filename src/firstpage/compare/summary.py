@@ -52,6 +52,25 @@ class Measured:
         """Why trainings have failed, each reason once."""
         return list(dict.fromkeys(cell["error"] for cell in self.cells.values() if cell["error"]))
 
+    def remarks(self, metric: str, untrained: float) -> list[str]:
+        """Return what a reader of the table must know: failures, and whether training made the network worse.
+
+        Args:
+            metric: Which counts.
+            untrained: Its value without training; NaN where that was not measured.
+
+        >>> from firstpage.recipes import Recipe
+        >>> cells = {0: {"metrics": {"R@1": 11.2}, "error": "", "warnings": ["step 120: collapsed"]}}
+        >>> Measured(Row("Triplet", Recipe()), "paper", cells).remarks("R@1", 53.6)
+        ['worse than without training (R@1 11.2, 53.6): step 120: collapsed']
+        """
+        mean = self.mean(metric)[0]
+        if not mean < untrained:  # nor if one is NaN
+            return self.errors
+        warnings = dict.fromkeys(text for cell in self.cells.values() for text in cell.get("warnings", []))
+        why = f": {'; '.join(warnings)}" if warnings else ""
+        return [*self.errors, f"worse than without training ({metric} {mean:.1f}, {untrained:.1f}){why}"]
+
 
 def summarize(
     table: Table, catalog: Catalog, folder: Path, seeds: Sequence[int], protocols: Sequence[str]
