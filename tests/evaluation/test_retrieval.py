@@ -69,7 +69,7 @@ def set_way(patch, way):
     """Small steps, and ranks by comparing or by sorting, with NumPy or as on a GPU."""
     many = 0 if way.startswith("sort") else 1000
     for name in ("_CPU", "_GPU"):
-        patch.setattr(ranks, name, ranks.Sizes(step=200, piece=90, chunk=64, sort_above=many))
+        patch.setattr(ranks, name, ranks.Sizes(step=200, sorted=120, piece=90, chunk=64, sort_above=many))
     if way.endswith("GPU"):
         patch.setattr(ranks, "_on_cpu", lambda tensor: False)
 
@@ -279,7 +279,7 @@ def test_the_copy_of_a_query_is_a_result_and_the_query_is_not():
 @pytest.mark.parametrize(("count", "queries"), [(65, 1), (2049, 3), (1100, 18)])
 def test_copies_tie_wherever_they_stand(monkeypatch, count, queries):
     """A product rounds differently at its ragged edges; copies of an image must not."""
-    monkeypatch.setattr(ranks, "_CPU", ranks.Sizes(step=2**12, piece=2**10, chunk=2**15, sort_above=24))
+    monkeypatch.setattr(ranks, "_CPU", ranks.Sizes(2**12, 2**11, 2**10, 2**15, sort_above=24))
     generator = torch.Generator().manual_seed(0)
     pictures, copies = (
         torch.randn(5, 64, generator=generator),

@@ -148,10 +148,11 @@ def _first(similarity: Tensor, classes: Tensor, gallery_classes: Tensor, results
         cut = value[:, results - 1] == value[:, results]
         value, column = value[:, :results], column[:, :results]
         if bool(cut.any()):  # equal values on both sides of the cut: take those that come first
-            lines = cut.nonzero().squeeze(1)
-            column[lines] = _tied_first(
-                similarity[lines], classes[lines], gallery_classes, value[lines], column[lines], ties
-            )
+            size = max(1, sizes_for(similarity).piece // similarity.shape[1])
+            for lines in torch.split(cut.nonzero().squeeze(1), size):
+                column[lines] = _tied_first(
+                    similarity[lines], classes[lines], gallery_classes, value[lines], column[lines], ties
+                )
     turn = column
     if ties == "pessimistic":
         turn = turn + len(gallery_classes) * (gallery_classes[column] == classes[:, None])

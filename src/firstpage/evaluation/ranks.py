@@ -26,20 +26,23 @@ class Sizes:
     """How much is done at a time: what the caches of a CPU hold, or what fills a GPU.
 
     Attributes:
-        step: similarities that are ranked together.
+        step: similarities that are compared together; many on a GPU, as launching a kernel takes longer
+            than running it on few.
+        sorted: similarities that are sorted together, which takes several times their memory.
         piece: similarities that go through several operations in a row.
         chunk: values of the gallery scaled together.
         sort_above: comparisons from which on sorting the row is faster.
     """
 
     step: int
+    sorted: int
     piece: int
     chunk: int
     sort_above: int
 
 
-_CPU = Sizes(step=2**21, piece=2**19, chunk=2**20, sort_above=24)
-_GPU = Sizes(step=2**25, piece=2**25, chunk=2**25, sort_above=24)
+_CPU = Sizes(step=2**21, sorted=2**21, piece=2**19, chunk=2**20, sort_above=24)
+_GPU = Sizes(step=2**27, sorted=2**25, piece=2**25, chunk=2**25, sort_above=24)
 
 
 def sizes_for(tensor: Tensor) -> Sizes:
@@ -84,8 +87,32 @@ def positive_ranks(
     (tensor([[1, 2]]), tensor([[1, 3]]))
     """
     comparisons = 2 * room if ties == "index" else room
-    if comparisons <= sizes_for(similarity).sort_above:
+    sizes = sizes_for(similarity)
+    if comparisons <= sizes.sort_above:
         return _by_comparing(similarity, columns, inside, relevant, room, ties)
+    rows = max(1, sizes.sorted // similarity.shape[1])
+    parts = (slice(top, top + rows) for top in range(0, len(similarity), rows))
+    found = [
+        _by_sorting(
+            *(similarity[part], classes[part], gallery_classes, columns[part], inside[part], relevant[part]),
+            room=room,
+            ties=ties,
+        )
+        for part in parts
+    ]
+    return torch.cat(found)
+
+
+def _by_sorting(
+    similarity: Tensor,
+    classes: Tensor,
+    gallery_classes: Tensor,
+    columns: Tensor,
+    inside: Tensor,
+    relevant: Tensor,
+    room: int,
+    ties: Ties,
+) -> Tensor:
     keys = _keys(similarity)
     # Right ones are odd: just before the wrong ones that are equal, or just after them.
     odd = inside.to(keys.dtype)
@@ -122,7 +149,7 @@ def _by_comparing(
     if bool(tied.any()):
         line, which = tied.nonzero().T
         column = torch.arange(similarity.shape[1], device=score.device)
-        size = max(1, sizes_for(score).step // similarity.shape[1])
+        size = max(1, sizes_for(score).piece // similarity.shape[1])
         for rows, positive in zip(torch.split(line, size), torch.split(which, size), strict=True):
             equal = similarity[rows] == score[rows, positive, None]
             ranks[rows, positive] += (equal & (column < columns[rows, positive, None])).sum(dim=1)
