@@ -127,7 +127,8 @@ def split_catalog(catalog: Catalog, readable: NDArray[np.bool_], settings: Train
         )
     if "train" not in splits:
         raise UserError(
-            f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}"
+            f"data: catalog {catalog.name!r} has no train split; it has {', '.join(splits) or 'none'}: "
+            "train on other data, and evaluate on this"
         )
     test = query_gallery(splits)
     train = splits["train"]
