@@ -89,7 +89,9 @@ def main() -> int:
             names = sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))[: options.images]
         catalog = Catalog("benchmark", root, names, np.zeros(len(names), np.int64), ["all"], {})
         weight = sum((root / name).stat().st_size for name in names) / len(names) / 1e3
-        print(f"{len(names)} images of {weight:.0f} kB on average, to a shorter side of {SIZE}, {cores} cores")
+        print(
+            f"{len(names)} images of {weight:.0f} kB on average, to a shorter side of {SIZE}, {cores} cores"
+        )
         paths = [str(root / name) for name in names]
         shares = [paths[first : first + 64] for first in range(0, len(paths), 64)]
         ways: dict[str, Callable[[], object]] = {

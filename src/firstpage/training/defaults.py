@@ -54,25 +54,19 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     if "given" not in recipe.loss:  # which stands for a loss object
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
-    whole = _whole_classes(recipe.batch.images_per_class, catalog)
+    counts = np.bincount(catalog.labels)
+    typical = float(np.median(counts[counts > 0])) if len(catalog) else 0.0  # images of a class
+    positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
+    whole = {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
     if recipe.loss == {"name": "first-page"}:
         recipe = replace(recipe, loss=recipe.loss | whole)
     elif recipe.loss == {"name": "topk"}:
-        pairs = recipe.batch.images_per_class == 2
         if recipe.model.weights is None:
-            changed = PAIRS if pairs else {}
+            changed = {} if positives > 1 else PAIRS
         else:
-            changed = REFINED_PAIRS if pairs else REFINED | whole
+            changed = REFINED | whole if positives > 1 else REFINED_PAIRS
         recipe = replace(recipe, loss=TOPK | changed)
     return fit_batch_size(recipe, catalog)
-
-
-def _whole_classes(images_per_class: int, catalog: Catalog) -> dict[str, object]:
-    """Return k and γ that ask for all positives of a query on its page, where classes are small."""
-    counts = np.bincount(catalog.labels)
-    typical = float(np.median(counts[counts > 0])) if len(catalog) else 0.0
-    positives = min(images_per_class, round(typical)) - 1
-    return {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
 
 
 def default_recipe(
