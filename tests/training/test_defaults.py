@@ -91,7 +91,8 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
 def test_all_images_of_small_classes_belong_on_the_first_page(counts, images_per_class, expected):
     catalog = photographs(*counts)
     recipe, _ = default_recipe(catalog, GPU, [f"batch.images_per_class={images_per_class}"])
-    assert complete_recipe(recipe, catalog).loss == {"name": "first-page"} | expected
+    weight = {"weight": 30.0} if expected else {}
+    assert complete_recipe(recipe, catalog).loss == {"name": "first-page"} | expected | weight
     given = recipe.changed(["loss.k=1"])
     assert complete_recipe(given, catalog).loss == {"name": "first-page", "k": 1}
 

@@ -4,7 +4,7 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 
 - **With pretrained weights**: the product's own objective, `first-page`, at a low learning rate, after three
   epochs for the head alone. Where classes have a handful of images, all of them belong on the first page, so
-  k is the number of positives in a batch instead of 1.
+  k is the number of positives in a batch instead of 1; and proxies, learned from a handful, count less.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
@@ -39,17 +39,18 @@ REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
 SMALL = 10  # images of a class, at the median, that all belong on the first page
 WHOLE = 0.3  # the margin where they do
+PAGES = 30.0  # the weight of the page beside the proxies there
 
 
 def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
-    """Return a recipe with what depends on the data: the batch size, k and γ of a loss that is only named.
+    """Return a recipe with what depends on the data: the batch size, and settings of a bare loss.
 
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 5, ["a", "b"], {})
     >>> complete_recipe(Recipe.of({"loss": {"name": "topk"}}), catalog).loss
     {'name': 'topk', 'k': 5, 'margin': 0.5, 'score': 'log'}
     >>> complete_recipe(Recipe.of({"loss": {"name": "first-page"}}), catalog).loss  # five images a class
-    {'name': 'first-page', 'k': 3, 'margin': 0.3}
+    {'name': 'first-page', 'k': 3, 'margin': 0.3, 'weight': 30.0}
     """
     if "given" not in recipe.loss:  # which stands for a loss object
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
@@ -59,7 +60,7 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
     whole = {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
     if recipe.loss == {"name": "first-page"}:
-        recipe = replace(recipe, loss=recipe.loss | whole)
+        recipe = replace(recipe, loss=recipe.loss | (whole | {"weight": PAGES} if whole else {}))
     elif recipe.loss == {"name": "topk"}:
         if recipe.model.weights is None:
             changed = {} if positives > 1 else PAIRS
