@@ -91,15 +91,11 @@ def positive_ranks(
     if comparisons <= sizes.sort_above:
         return _by_comparing(similarity, columns, inside, relevant, room, ties)
     rows = max(1, sizes.sorted // similarity.shape[1])
-    parts = (slice(top, top + rows) for top in range(0, len(similarity), rows))
-    found = [
-        _by_sorting(
-            *(similarity[part], classes[part], gallery_classes, columns[part], inside[part], relevant[part]),
-            room=room,
-            ties=ties,
-        )
-        for part in parts
-    ]
+    found = []
+    for top in range(0, len(similarity), rows):
+        part = slice(top, top + rows)
+        place = columns[part], inside[part], relevant[part]
+        found.append(_by_sorting(similarity[part], classes[part], gallery_classes, *place, room, ties))
     return torch.cat(found)
 
 

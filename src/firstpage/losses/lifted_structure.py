@@ -43,8 +43,8 @@ class LiftedStructure(Loss):
 
     Args:
         alpha: the margin.
-        scale: length of the normalized embeddings, by which distances are multiplied.
         reduction: over queries; the mean is the paper's mean over positive pairs.
+        scale: length of the normalized embeddings, by which distances are multiplied.
 
     >>> LiftedStructure()(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), torch.tensor([0, 0, 1]))
     tensor(1.5896)

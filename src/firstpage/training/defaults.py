@@ -59,8 +59,8 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     typical = float(np.median(counts[counts > 0])) if len(catalog) else 0.0  # images of a class
     positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
     whole = {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
-    if recipe.loss == {"name": "first-page"}:
-        recipe = replace(recipe, loss=recipe.loss | (whole | {"weight": PAGES} if whole else {}))
+    if recipe.loss == {"name": "first-page"} and whole:
+        recipe = replace(recipe, loss=recipe.loss | whole | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
         if recipe.model.weights is None:
             changed = {} if positives > 1 else PAIRS
