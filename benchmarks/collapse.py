@@ -38,7 +38,7 @@ def settings(data: str, weights: str | None, images_per_class: int, loss: str) -
     """What differs from the defaults."""
     network = ["model.backbone=small"] if weights is None else [f"model.weights={weights}"]
     if weights is not None:
-        network += ["model.options.strides=v1", "optimizer.lr=2e-5", "optimizer.head=5.0"]
+        network.append("model.options.strides=v1")
     if data == "glyphs":
         network += [change for change in GLYPHS if weights is None or not change.startswith("model")]
     protocol = ["train.protocol=paper", "train.evaluate_untrained=true"]

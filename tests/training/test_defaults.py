@@ -56,6 +56,26 @@ def test_what_is_chosen_can_be_trained(device, counts):
 
 
 @pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize(
+    ("loss", "lr", "head_epochs"),
+    [
+        (["loss.name=margin"], 2e-5, 0),
+        (["loss.name=topk", "loss.k=1"], 2e-5, 0),
+        (["loss.name=proxy-anchor"], 1e-4, 3),
+        (["loss.name=sum", "loss.parts=[{name='margin'}, {name='rll'}]"], 2e-5, 0),
+        (["loss.name=sum", "loss.parts=[{name='margin'}, {name='proxy-nca'}]"], 1e-4, 3),
+        ([], 1e-4, 3),
+    ],
+)
+def test_losses_without_proxies_learn_more_slowly_on_pretrained_weights(loss, lr, head_epochs):
+    catalog = photographs(*[60] * 100)
+    recipe, _ = default_recipe(catalog, GPU, loss)
+    assert (recipe.optimizer.lr, recipe.schedule.head_epochs) == (lr, head_epochs)
+    transformer = ["model.backbone=vit_small_14", "model.weights=vit.safetensors", *loss]
+    assert default_recipe(catalog, GPU, transformer)[0].optimizer.lr == 1e-5
+
+
+@pytest.mark.usefixtures("_online")
 def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_small_network():
     catalog = photographs(*[6] * 100)
     gpu, _ = default_recipe(catalog, GPU)

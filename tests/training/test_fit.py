@@ -17,7 +17,7 @@ from firstpage.data import Catalog, read
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
-from firstpage.training import display, duration, job, loop, timer
+from firstpage.training import display, duration, job, loop, step, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
@@ -141,6 +141,28 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
             if part.endswith("weight") and mine.ndim > 1
         }
         assert all(moved[part] == (epochs == 2 or part.startswith("heads.")) for part in moved)
+
+
+def test_a_network_is_compiled_once_when_its_backbone_is_trained(run, stripes, monkeypatch):
+    compiled, calls = [], []
+
+    def compile_network(network, device, *, cuda_graphs):
+        compiled.append(network)
+
+        def call(images):
+            calls.append(all(value.requires_grad for value in network.__self__.parameters()))
+            return network(images)
+
+        return call
+
+    monkeypatch.setattr(step, "compile_network", compile_network)
+    changes = ["train.compile=true", "schedule.epochs=3", "schedule.head_epochs=1"]
+    result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
+    again = fit(recipe(*changes[1:]), stripes, None, cache=run[0] / "cache", progress=False)
+    assert len(compiled) == 1
+    assert calls
+    assert all(calls)
+    assert result.history == again.history
 
 
 def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monkeypatch):

@@ -98,18 +98,18 @@ def summarize(
 def compare_best(measured: Sequence[Measured], metric: str) -> str:
     """Say in a sentence whether the best method is ahead of the next, seed by seed (paired t-test).
 
+    Methods that were trained with fewer seeds than others do not count yet.
+
     >>> from firstpage.recipes import Recipe
     >>> def row(name, *values):
     ...     cells = {seed: {"metrics": {"R@1": value}, "error": ""} for seed, value in enumerate(values)}
     ...     return Measured(Row(name, Recipe()), "paper", cells)
-    >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9)], "R@1")
+    >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9), row("C", 62.0)], "R@1")
     'R@1: A is ahead of B by 2.0 ± 0.2 (p = 0.001, 3 seeds)'
     """
-    ranked = sorted(
-        (each for each in measured if each.values(metric)),
-        key=lambda each: each.mean(metric)[0],
-        reverse=True,
-    )
+    most = max((len(each.values(metric)) for each in measured), default=0)
+    complete = [each for each in measured if most and len(each.values(metric)) == most]
+    ranked = sorted(complete, key=lambda each: each.mean(metric)[0], reverse=True)
     if len(ranked) < 2:
         return ""
     best, other = ranked[:2]

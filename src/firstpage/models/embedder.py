@@ -27,6 +27,7 @@ from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
 from firstpage.losses.pair_similarity import PairSimilarity
 from firstpage.models import backbones
+from firstpage.models.device import keep_freed_memory
 from firstpage.models.heads import Attention, Head, concatenate_learners
 from firstpage.pairs import unit
 from firstpage.recipes.recipe import build_settings
@@ -187,7 +188,7 @@ class Embedder(nn.Module):
         images: Pixels | Sequence[str | os.PathLike[str] | Image.Image | np.ndarray],
         *,
         rows: Sequence[int] | np.ndarray | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         progress: bool | Callable[[int], None] = True,
         half: bool | None = None,
         flip: bool = False,
@@ -197,7 +198,7 @@ class Embedder(nn.Module):
         Args:
             images: Stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3].
             rows: Row indices of the images to embed. Defaults to all of them.
-            batch_size: Number of images at a time.
+            batch_size: Number of images at a time. Defaults to 256, on a CPU to fewer if they are large.
             progress: Show a progress bar, or call this with the number of images of each batch.
             half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and float32 on a CPU.
             flip: Average the embeddings of each image and of its mirror image, at twice the cost.
@@ -214,6 +215,8 @@ class Embedder(nn.Module):
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
         half = device.type == "cuda" if half is None else half
+        size = self._batch_size() if batch_size is None else batch_size
+        keep_freed_memory(device)
         self.eval()
         vectors = []
         try:
@@ -221,7 +224,7 @@ class Embedder(nn.Module):
                 progress_bar("embedding", len(chosen), progress is True) as advance,
                 torch.autocast(device.type, torch.bfloat16, enabled=half),
             ):
-                for pixels in self._pixels(images, chosen, batch_size):
+                for pixels in self._pixels(images, chosen, size):
                     network_input = self.preprocess(pixels.to(device))
                     embedded = self(network_input)
                     if flip:
@@ -240,6 +243,15 @@ class Embedder(nn.Module):
         torch.Size([1, 3, 40, 40])
         """
         return self.preprocess(self._frame(list(images)).to(self.device))
+
+    def _batch_size(self) -> int:
+        """Return how many images to embed at a time.
+
+        On a CPU a batch whose activations are larger than what glibc keeps of freed memory (32 MB) is slower
+        by half: 64 channels at half the size, as a ResNet has first, take 64 bytes a pixel.
+        """
+        height, width = as_pair(self.preprocess.size)
+        return 256 if self.device.type == "cuda" else max(4, min(256, 2**19 // (height * width)))
 
     def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch | Tensor]:  # noqa: ANN401
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -35,7 +35,7 @@ from firstpage.models.embedding_cache import model_fingerprint
 from firstpage.runs.embedding_file import read_images, write_parquet
 
 PART = 4096  # images
-BATCH = 256  # images in the network, and decoded, at a time
+BATCH = 256  # images decoded at a time
 RETRIES = 3  # times that a part is done again if its worker dies
 PLAN = "_parts.json"  # readers of Parquet folders ignore names that begin like this
 
@@ -255,7 +255,7 @@ class Worker:
                 decoded = list(threads.map(self._decode, images[start : start + BATCH]))
                 ok[start : start + BATCH] = [one is not None for one in decoded]
                 pictures = [one for one in decoded if one is not None]
-                vectors.append(self._model.embed(pictures, batch_size=BATCH, progress=False))
+                vectors.append(self._model.embed(pictures, progress=False))
         return Embedded(part, ok, torch.cat(vectors).numpy(), os.getpid())
 
     def _decode(self, address: str) -> Image.Image | None:

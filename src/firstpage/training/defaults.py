@@ -3,8 +3,9 @@
 Everything is written into the recipe of the run, and whatever the user sets is left alone.
 
 - **With pretrained weights**: the product's own objective, `first-page`, at a low learning rate, after three
-  epochs for the head alone. Where classes have a handful of images, all of them belong on the first page, so
-  k is the number of positives in a batch instead of 1; and proxies, learned from a handful, count less.
+  epochs for the head alone; a loss without proxies that the user names instead learns at a fifth of it. Where
+  classes have a handful of images, all of them belong on the first page, so k is the number of positives in a
+  batch instead of 1; and proxies, learned from a handful, count less.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
@@ -13,7 +14,7 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import split_catalog
 from firstpage.data.training_plan import fit_batch_size
 from firstpage.errors import UserError
-from firstpage.losses.registry import check_settings
+from firstpage.losses.registry import check_settings, required_arguments
 from firstpage.models.weights import fetch
 from firstpage.recipes.recipe import Recipe
 
@@ -37,6 +38,7 @@ TOPK = {"name": "topk", "k": 5, "margin": 0.5, "score": "log"}  # a bare `topk` 
 PAIRS: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32]}  # the same with two images of a class in a batch
 REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
+FIRST_PAGE: dict[str, object] = {"name": "first-page"}
 SMALL = 10  # images of a class, at the median, that all belong on the first page
 WHOLE = 0.3  # the margin where they do
 PAGES = 30.0  # the weight of the page beside the proxies there
@@ -107,21 +109,26 @@ def default_recipe(
     settings = [
         f"model.backbone={backbone}",
         *([f"model.weights={weights}"] if weights is not None else []),
-        *_network(backbone, weights is not None),
+        *_network(backbone, weights is not None, given.loss if "loss.name" in chosen else FIRST_PAGE),
         *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
         *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu"),
     ]
     return Recipe().changed([*settings, *changes]), notes
 
 
-def _network(backbone: str, pretrained: bool) -> list[str]:
+def _network(backbone: str, pretrained: bool, loss: Mapping[str, object]) -> list[str]:
     """Return loss, rates, schedule, and the image size of the small network."""
     transformer = "vit" in backbone
     if pretrained:
-        return [
+        network = [
             "loss.name=first-page",
             f"model.pooling={'cls' if transformer else 'avg+max'}",
             f"model.freeze_batch_norm={'false' if transformer else 'true'}",
+        ]
+        if not transformer and not _has_proxies(loss):
+            return [*network, "optimizer.lr=2e-5", "optimizer.head=5.0", "optimizer.loss=100.0"]
+        return [
+            *network,
             f"optimizer.lr={1e-5 if transformer else 1e-4}",
             "optimizer.head=1.0",
             f"optimizer.loss={1000.0 if transformer else 100.0}",  # proxies learn at 0.01
@@ -139,6 +146,14 @@ def _network(backbone: str, pretrained: bool) -> list[str]:
         "schedule.kind=cosine",
         "schedule.warmup=1.0",
     ]
+
+
+def _has_proxies(loss: Mapping[str, object]) -> bool:
+    """Return whether a loss learns proxies of classes, so that it has to know how many there are."""
+    parts = loss.get("parts")
+    if isinstance(parts, list):
+        return any(_has_proxies(part) for part in parts)
+    return "classes" in required_arguments(str(loss.get("name")))
 
 
 def _sizes(backbone: str) -> list[str]:

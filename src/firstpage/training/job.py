@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
@@ -103,12 +102,10 @@ class TrainJob:
         if not begun and (epoch - 1) % self.recipe.train.survey_every == 0:  # a resumed epoch has had it
             self.survey()
         self.model.train()
-        head_epochs = self.recipe.schedule.head_epochs
+        frozen = epoch <= self.recipe.schedule.head_epochs
         for parameter in self._backbone:
-            parameter.requires_grad_(epoch > head_epochs)
-        if self.recipe.train.compile and head_epochs and epoch == head_epochs + 1:
-            self.optimizer.zero_grad(set_to_none=True)
-            torch.compiler.reset()  # torch 2.11 does not notice that parameters begin to be trained
+            parameter.requires_grad_(not frozen)
+        self.step.is_frozen = frozen
 
     def survey(self) -> None:
         """Show all training images, embedded, to the sampler and the losses that ask for them.

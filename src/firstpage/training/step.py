@@ -37,6 +37,8 @@ class TrainStep:
     Attributes:
         levels: The embeddings [B, D] of the last global batch but its marked pairs, one tensor a level.
         parameters: Those of the model, but for those of the losses.
+        is_frozen: Whether the backbone is not trained for now. The network is not run compiled then: without
+            a backward pass through the backbone that would gain little, and it would be compiled twice.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=32, crop=32)
     >>> from firstpage.losses import NCA
@@ -61,6 +63,7 @@ class TrainStep:
         self.recipe, self.model, self.criteria, self.memories = recipe, model, criteria, memories
         self.half, self.ranks = half, Ranks() if ranks is None else ranks
         self.levels: list[Tensor] = []
+        self.is_frozen = False
         self._marked = marked
         self._device = model.device
         # Listed once: a network of many parts is slow to walk. What a loss learns may be a part of the model.
@@ -94,8 +97,9 @@ class TrainStep:
 
         def embed(rows: slice) -> Levels:
             batch = images(rows)
+            network = self.model.raw if self.is_frozen else self._network
             with torch.autocast(device.type, torch.bfloat16, enabled=self.half):
-                return self._network(batch)
+                return network(batch)
 
         def loss(levels: Levels) -> Tensor:
             together = shares is not None  # then all rows are here
