@@ -60,13 +60,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _seeds_cost_nothing() -> Iterator[None]:
+    """Without a GPU, torch.manual_seed formats the stack for each kind that there might be: 3 ms a call."""
     import torch  # here, as xdist's own process runs no test and starts its workers after this file
 
-    # Without a GPU, torch.manual_seed formats the stack for each kind that there might be: 3 ms a test.
-    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
-    seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _seeded(_seeds_cost_nothing: None) -> None:
+    import torch
+
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -92,6 +101,20 @@ def glyphs_of_two(_shared_cache: Path) -> Any:  # noqa: ANN401
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FIRSTPAGE_CACHE", str(_shared_cache))
         return read("glyphs", images=2)
+
+
+@pytest.fixture(scope="session")
+def first_glyphs(tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
+    """The first six classes of each split of the built-in data, as they are there: not to be changed.
+
+    To draw all 634 takes 15 s where the user's cache does not have them yet.
+    """
+    from firstpage.data import glyphs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(glyphs, "_TRAIN", {"latin": "41-46"})
+        patch.setattr(glyphs, "_TEST", {"greek": "370 372-373 376 37C-37D"})
+        return glyphs.draw_glyphs(tmp_path_factory.mktemp("first") / "glyphs")
 
 
 @pytest.fixture(autouse=True)

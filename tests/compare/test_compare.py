@@ -9,7 +9,6 @@ from firstpage import cli
 from firstpage.compare import Table, cells, run_cells
 from firstpage.compare.rendering import table_lines, to_markdown, write_pages
 from firstpage.compare.summary import Measured, compare_best, summarize
-from firstpage.data import read
 from firstpage.errors import UserError
 from firstpage.training.stopping import Stopped
 
@@ -38,10 +37,8 @@ schedule = { warmup = 0.5 }
 
 
 @pytest.fixture(scope="module")
-def catalog():
-    glyphs = read("glyphs")
-    rows = np.concatenate([glyphs.splits[name][:96] for name in ("train", "test")])
-    return glyphs.take(rows)
+def catalog(first_glyphs):
+    return first_glyphs
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from firstpage.compare import Table, cells, ray_workers, run_cells, workers
-from firstpage.data import read
 from firstpage.errors import UserError
 from firstpage.models import Embedder
 from firstpage.training import Result
@@ -34,9 +33,9 @@ def options(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def catalog():
-    glyphs = read("glyphs")
-    return glyphs.take(np.concatenate([glyphs.splits[name][:8] for name in ("train", "test")]))
+def catalog(first_glyphs):
+    rows = [first_glyphs.splits[name][:8] for name in ("train", "test")]
+    return first_glyphs.take(np.concatenate(rows))
 
 
 @pytest.fixture(scope="module")

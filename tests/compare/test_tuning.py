@@ -10,7 +10,6 @@ from firstpage.compare.rendering import to_html, to_markdown
 from firstpage.compare.spaces import Space
 from firstpage.compare.summary import summarize
 from firstpage.compare.tuning import SEED, read_searches, trial_cells, tuned_table
-from firstpage.data import read
 from firstpage.errors import UserError
 
 TABLE = {
@@ -77,9 +76,7 @@ def test_a_reported_seed_is_not_tuned_on():
             trial_cells(Table.of(TABLE), count, seeds)
 
 
-def test_methods_are_trained_with_the_settings_of_their_best_trials(tmp_path, monkeypatch):
-    glyphs = read("glyphs")
-    catalog = glyphs.take(np.concatenate([glyphs.splits[name][:96] for name in ("train", "test")]))
+def test_methods_are_trained_with_the_settings_of_their_best_trials(first_glyphs, tmp_path, monkeypatch):
     table, real, seen, results = Table.of(TABLE), cells.fit, [], []
 
     def fit(recipe, data, *arguments, **options):
@@ -99,11 +96,11 @@ def test_methods_are_trained_with_the_settings_of_their_best_trials(tmp_path, mo
     monkeypatch.setattr(cells, "fit", fit)
     lines = []
     options = {"cache": tmp_path / "cache", "progress": False, "device": "cpu", "show": lines.append}
-    assert run_cells(table, catalog, tmp_path / "out", tune=2, **options)
+    assert run_cells(table, first_glyphs, tmp_path / "out", tune=2, **options)
     assert lines[0] == "4 trials, 0 of them done"
     assert lines[5] == "3 trainings, 0 of them done"
     assert "Ranked list, trial 0, seed 1000, fair: P@1 of held-out classes" in lines[1]
-    ranked, topk = searches = read_searches(table, catalog, tmp_path / "out", 2)
+    ranked, topk = searches = read_searches(table, first_glyphs, tmp_path / "out", 2)
     assert [search.complete for search in searches] == [True, True]
     assert (sorted(ranked.scores), sorted(topk.scores)) == ([0, 1], [1])
     rates = [settings["optimizer.lr"] for settings in ranked.settings]
@@ -115,9 +112,9 @@ def test_methods_are_trained_with_the_settings_of_their_best_trials(tmp_path, mo
     assert {recipe.schedule.epochs for recipe in trained.values()} == {2}  # not the trials'
     # Nothing is trained twice, not even a trial that has failed.
     seen.clear()
-    assert run_cells(table, catalog, tmp_path / "out", tune=2, **options)
+    assert run_cells(table, first_glyphs, tmp_path / "out", tune=2, **options)
     assert not seen
-    measured = summarize(tuned_table(table, searches), catalog, tmp_path / "out", [0], ["paper"])
+    measured = summarize(tuned_table(table, searches), first_glyphs, tmp_path / "out", [0], ["paper"])
     assert [len(each.cells) for each in measured] == [1, 1, 1]
     text = to_markdown(table, measured, searches)
     assert (
