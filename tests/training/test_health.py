@@ -278,7 +278,8 @@ def test_the_step_is_found_and_repeated_though_the_host_looks_later(tmp_path, mo
 def test_a_run_goes_on_though_it_looks_later_than_before(tmp_path, monkeypatch, name):
     """As if begun on a CPU and continued on a GPU, or stopped with a look unread."""
     monkeypatch.setattr(monitor, "LOG_EVERY", 2)
-    changes = [f"optimizer.name={name}", "train.checkpoint_every=0"]
+    # Two looks before the stop and one after it; evaluated at the end.
+    changes = [f"optimizer.name={name}", "train.checkpoint_every=0", "schedule.epochs=3"]
     train(tmp_path / "whole", *changes)
     save = Checkpoints.save
 
