@@ -52,21 +52,25 @@ def modules():
     return found
 
 
+@functools.cache
 def imported(tree):
     """Every module of the package that a file imports, also within functions and for type checkers."""
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports hide where a name comes from"
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
-                yield (
-                    module
-                    if (SOURCE.parent / module.replace(".", "/")).with_suffix(".py").is_file()
-                    or (SOURCE.parent / module.replace(".", "/")).is_dir()
-                    else node.module
-                )
+                found.append(module if is_module(module) else node.module)
+    return found
+
+
+@functools.cache
+def is_module(name):
+    path = SOURCE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or path.is_dir()
 
 
 def part_of(module):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 from firstpage.search import Index, ray_embedding
 
-ray = pytest.importorskip("ray")
 parquet = pytest.importorskip("pyarrow.parquet")
+if find_spec("ray") is None:
+    pytest.skip("ray is not installed", allow_module_level=True)
 
 COUNT, PART = 120, 2
 
@@ -41,6 +43,8 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def _cluster():
     """A cluster of two workers, on this machine."""
+    import ray  # takes more than a second, which each worker of `make test` would spend to collect the tests
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # it would leave a token in the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
