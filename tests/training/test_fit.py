@@ -282,6 +282,28 @@ def test_the_estimate_counts_the_evaluations_that_are_made(run, stripes, capsys,
     assert f", {len(result.history)} evaluations" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("changes", [["batch.chunk=7"], ["schedule.head_epochs=1", "augment.size=24"]])
+def test_an_estimate_changes_nothing(run, stripes, capsys, monkeypatch, changes):
+    monkeypatch.setattr(duration, "PROBE", 0.0)
+    jobs = []
+    monkeypatch.setattr(loop, "estimate_duration", lambda job: jobs.append(estimate(job)) or "about")
+
+    def estimate(job):
+        job.model.train()
+        before = {name: value.clone() for name, value in job.model.state_dict().items()}
+        state = torch.get_rng_state()
+        line = duration.estimate_duration(job)
+        assert job.model.training
+        assert all(torch.equal(value, before[name]) for name, value in job.model.state_dict().items())
+        assert all(value.grad is None for value in job.model.parameters())
+        assert torch.equal(torch.get_rng_state(), state)
+        return line
+
+    fit(recipe("schedule.epochs=1", *changes), stripes, None, cache=run[0] / "cache")
+    assert len(jobs) == 1
+    assert jobs[0].startswith("about ")
+
+
 def test_the_pace_is_shown_from_the_first_step_and_without_evaluations(capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])

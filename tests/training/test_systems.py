@@ -41,7 +41,8 @@ def glyphs(tmp_path_factory):
 
 RECIPE = recipes.find("glyphs").changed(
     [
-        *("model.dim=32", "batch.size=32", "augment.crop=center", "optimizer.lr=3e-3"),
+        *("model.dim=32", "batch.size=32", "batch.images_per_class=4", "augment.crop=center"),
+        "optimizer.lr=3e-3",
         *("schedule.epochs=8", "train.evaluate_every=8"),
     ]
 )
