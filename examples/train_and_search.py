@@ -1,6 +1,6 @@
 """Train by a recipe, then find the nearest neighbors of one image.
 
-python examples/train_and_search.py                             # embedded glyphs, a few seconds of training
+python examples/train_and_search.py                             # embedded glyphs, ten seconds of training
 python examples/train_and_search.py --data photos --recipe cub-topk --out runs/photos --query bird.jpg
 """
 
@@ -12,12 +12,12 @@ from firstpage.training import fit
 
 QUICK = {
     "model": {"backbone": "small", "dim": 64, "stored": 36, "crop": 32, "standardize": True},
-    "loss": {"name": "topk", "k": 2, "margin": 0.3},
-    "batch": {"size": 48, "images_per_class": 3},
+    "loss": {"name": "topk", "k": 3, "margin": 0.7},
+    "batch": {"size": 48, "images_per_class": 4},
     "augment": {"crop": "random", "flip": 0.0},
     "optimizer": {"lr": 1e-2, "head": 1.0},
-    "schedule": {"epochs": 3, "kind": "cosine"},
-    "train": {"evaluate_every": 3},
+    "schedule": {"epochs": 6, "kind": "cosine"},
+    "train": {"evaluate_every": 6},
 }
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--query", help="an image file; default: the first test image")
     args = parser.parse_args()
 
-    catalog = data.read(args.data, **({"images": 3} if args.data == "glyphs" else {}))
+    catalog = data.read(args.data, **({"images": 4} if args.data == "glyphs" else {}))
     catalog = catalog if "test" in catalog.splits else catalog.split_classes(0.2, seed=0)
     recipe = recipes.find(args.recipe) if args.recipe else Recipe.of(QUICK)
     with tempfile.TemporaryDirectory() as temporary:

@@ -40,9 +40,10 @@ def test_own_loop_improves_the_retrieval_of_unseen_classes(run):
     assert after > before
 
 
-def test_train_and_search_prints_the_query_first_and_four_neighbors(run):
+def test_train_and_search_learns_and_prints_the_query_first_and_four_neighbors(run):
     printed = run("train_and_search.py").splitlines()
-    assert re.fullmatch(r"P@1 [\d.]+ before training, [\d.]+ after", printed[0])
+    before, after = re.fullmatch(r"P@1 ([\d.]+) before training, ([\d.]+) after", printed[0]).groups()
+    assert float(after) > 2 * float(before)
     query = re.fullmatch(r"nearest to (.+):", printed[1])[1]
     neighbors = [re.fullmatch(r"  (-?[\d.]+)  (.+?)  +(\S+)", line).groups() for line in printed[2:]]
     scores = [float(score) for score, _, _ in neighbors]

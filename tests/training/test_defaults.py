@@ -80,12 +80,13 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     catalog = photographs(*[6] * 100)
     gpu, _ = default_recipe(catalog, GPU)
     assert (gpu.model.backbone, gpu.model.weights, gpu.loss["name"]) == ("resnet50", "imagenet", "first-page")
-    assert gpu.schedule.head_epochs == 3
+    assert (gpu.schedule.head_epochs, gpu.batch.images_per_class) == (3, 4)
     assert (gpu.augment.size, gpu.model.crop, gpu.model.stored) == (256, 320, 352)
     own, _ = default_recipe(catalog, GPU, ["model.stored=256"])
     assert (own.augment.size, own.model.crop, own.model.stored) == (None, None, 256)
     cpu, _ = default_recipe(catalog, CPU)
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
+    assert cpu.batch.images_per_class == 8
     assert complete_recipe(cpu, catalog).loss == defaults.TOPK
     bare = Recipe.of({"loss": {"name": "topk"}, "model": {"weights": "file"}})
     assert complete_recipe(bare, catalog).loss == defaults.TOPK | {"k": 3, "margin": 0.3}

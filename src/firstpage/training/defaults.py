@@ -9,7 +9,7 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
-- **Batches** of 128 images, four of each class, more where there are few classes.
+- **Batches** of 128 images, four of each class, eight from random weights, more where there are few classes.
 - **Epochs** so that small data is seen often and large data a few times.
 """
 
@@ -29,6 +29,7 @@ from firstpage.models.weights import fetch
 from firstpage.recipes.recipe import Recipe
 
 IMAGES = 128  # in a batch
+PER_CLASS = {True: 4, False: 8}  # with pretrained weights or not: images of a class in a batch, at least
 SEEN = {"cuda": 180_000, "cpu": 50_000}  # training images in all epochs together, if the data is small
 EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
@@ -90,7 +91,7 @@ def default_recipe(
     >>> catalog = Catalog("x", Path(), paths, np.arange(2000) // 5, [str(name) for name in range(400)], {})
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"))
     >>> recipe.model.backbone, recipe.loss["name"], recipe.schedule.epochs, recipe.batch.images_per_class
-    ('small', 'topk', 39, 4)
+    ('small', 'topk', 39, 8)
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), ["model.weights=resnet50.safetensors"])
     >>> recipe.model.backbone, recipe.loss["name"]
     ('resnet50', 'first-page')
@@ -111,7 +112,7 @@ def default_recipe(
         *([f"model.weights={weights}"] if weights is not None else []),
         *_network(backbone, weights is not None, given.loss if "loss.name" in chosen else FIRST_PAGE),
         *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
-        *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu"),
+        *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[weights is not None]),
     ]
     return Recipe().changed([*settings, *changes]), notes
 
@@ -165,7 +166,7 @@ def _sizes(backbone: str) -> list[str]:
     return ["model.stored=352", "model.crop=320", "augment.size=256", "augment.scale=[0.08, 1.0]"]
 
 
-def _amount(catalog: Catalog, given: Recipe, device: str) -> list[str]:
+def _amount(catalog: Catalog, given: Recipe, device: str, per_class: int) -> list[str]:
     """Return images per class, epochs, and whether compiling pays."""
     try:
         split = split_catalog(catalog, np.ones(len(catalog), bool), given.train)
@@ -174,7 +175,7 @@ def _amount(catalog: Catalog, given: Recipe, device: str) -> list[str]:
     images, classes = len(split.train), len(np.unique(catalog.labels[split.train]))
     least, most = EPOCHS[device]
     epochs = min(max(round(SEEN[device] / images), least), most)
-    per_class = min(max(4, math.ceil(IMAGES / classes)), 16)
+    per_class = min(max(per_class, math.ceil(IMAGES / classes)), 16)
     return [
         f"batch.images_per_class={per_class}",
         f"schedule.epochs={epochs}",
