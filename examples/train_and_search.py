@@ -16,8 +16,8 @@ QUICK = {
     "batch": {"size": 48, "images_per_class": 4},
     "augment": {"crop": "random", "flip": 0.0},
     "optimizer": {"lr": 1e-2, "head": 1.0},
-    "schedule": {"epochs": 6, "kind": "cosine"},
-    "train": {"evaluate_every": 6},
+    "schedule": {"epochs": 4, "kind": "cosine"},
+    "train": {"evaluate_every": 4},
 }
 
 
