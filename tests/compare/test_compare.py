@@ -1,12 +1,14 @@
 """Tables of methods: read strictly, trained once, resumed, and written with the papers' figures."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from firstpage import cli
 from firstpage.compare import Table, cells, run_cells
+from firstpage.compare.adopting import adopt_cells
 from firstpage.compare.rendering import table_lines, to_markdown, write_pages
 from firstpage.compare.summary import Measured, compare_best, summarize
 from firstpage.errors import UserError
@@ -108,6 +110,20 @@ def test_a_table_is_trained_once_and_written_beside_the_papers_figures(table, ca
     assert cells.read_cell(cells.cells_of(table, [2], ["paper"])[0], catalog, out) is None
     other = Table.of({"title": "x", "row": [{"name": "Top-k", "schedule": {"epochs": 2}}]})
     assert cells.read_cell(cells.cells_of(other, [0], ["paper"])[0], catalog, out) is None
+    # A table beside it takes over what it has in common with it, if that has measured all that it shows.
+    (out / "cells" / "a-damaged.json").write_text("{")
+    renamed, beside = replace(table, rows=(replace(table.rows[1], name="Page"),)), tmp_path / "beside"
+    assert run_cells(renamed, catalog, beside, seeds=[0, 1], show=lines.append, **options)
+    assert lines[-2:] == [
+        f"2 trainings are those of another table in {tmp_path}",
+        "2 trainings, 2 of them done",
+    ]
+    assert [json.loads((beside / "cells" / f"page-paper-{seed}.json").read_text()) for seed in (0, 1)] == [
+        cell | {"row": "Page"} for cell in each
+    ]
+    wanted = cells.cells_of(renamed, [0], ["paper"])
+    assert adopt_cells(wanted, catalog, tmp_path / "third", {"NMI", "P@1000000"}) == 0
+    assert adopt_cells(wanted, catalog, tmp_path / "third", {"NMI"}) == 1
 
 
 def test_a_table_is_worked_off_in_pieces_and_a_failure_is_a_cell(table, catalog, tmp_path, monkeypatch):

@@ -147,4 +147,5 @@ def test_actors_of_a_ray_cluster_take_cells(options, catalog, result, tmp_path, 
     assert len(list((out / "cells").iterdir())) == len(NAMES)
     assert len(ray.started) == 3  # one for each core, and one in place of that which died
     assert len(ray.killed) == 2
-    assert not run_cells(Table.of(TABLE), catalog, tmp_path / "other", minutes=0, show=str, **options)
+    other = tmp_path / "elsewhere" / "other"  # not next to it, where it would take over what is there
+    assert not run_cells(Table.of(TABLE), catalog, other, minutes=0, show=str, **options)

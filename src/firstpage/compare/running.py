@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from firstpage.compare.adopting import adopt_cells
 from firstpage.compare.cells import Cell, cells_of, read_cell
 from firstpage.compare.live import LiveTable
 from firstpage.compare.ray_workers import RayActors
@@ -39,7 +40,8 @@ def run_cells(
 ) -> bool:
     """Train what is missing of a table. A finished cell is not trained again, a cut one is resumed.
 
-    One that has failed is tried again after all others, unless it is a trial.
+    One that has failed is tried again after all others, unless it is a trial. What another table has trained
+    by the same recipe on the same data is copied from its folder, if that is next to this one.
 
     Args:
         table: The methods.
@@ -68,16 +70,20 @@ def run_cells(
     """
     place = Path(folder)
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    clusters = bool({"NMI", "F1"} & set(table.metrics))
+    clustered = {"NMI", "F1"} & set(table.metrics)
     cells_of(table, seeds, protocols)  # a protocol that there is not is known before the trials
-    options = {"cache": cache, "keep": keep, "clusters": clusters, "progress": progress, "quiet": live}
+    options = {"cache": cache, "keep": keep, "clusters": bool(clustered), "progress": progress, "quiet": live}
     with make_crew(catalog, place, workers=workers, ray=ray, device=device, **options) as crew:
         if tune:
             trials = trial_cells(table, tune, seeds)
             if not _run(crew, trials, catalog, place, end, show, live):
                 return False
             table = tuned_table(table, read_searches(table, catalog, place, tune))
-        return _run(crew, cells_of(table, seeds, protocols), catalog, place, end, show, live)
+        cells = cells_of(table, seeds, protocols)
+        missing = [cell for cell in cells if read_cell(cell, catalog, place) is None]
+        if adopted := adopt_cells(missing, catalog, place, clustered):
+            show(f"{adopted} trainings are those of another table in {place.resolve().parent}")
+        return _run(crew, cells, catalog, place, end, show, live)
 
 
 def make_crew(
