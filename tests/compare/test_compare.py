@@ -111,11 +111,16 @@ def test_a_table_is_trained_once_and_written_beside_the_papers_figures(table, ca
     other = Table.of({"title": "x", "row": [{"name": "Top-k", "schedule": {"epochs": 2}}]})
     assert cells.read_cell(cells.cells_of(other, [0], ["paper"])[0], catalog, out) is None
     # A table beside it takes over what it has in common with it, if that has measured all that it shows.
-    (out / "cells" / "a-damaged.json").write_text("{")
+    odd = ["{", "[1]", '{"identity": ["x"]}', "[" * 100_000, json.dumps(each[0] | {"metrics": [1]})]
+    odd += [
+        json.dumps(each[0] | change) for change in ({"error": None}, {"metrics": {}}, {"variant": "tuned"})
+    ]
+    for number, text in enumerate(odd):
+        (out / "cells" / f"a-{number}.json").write_text(text)
     renamed, beside = replace(table, rows=(replace(table.rows[1], name="Page"),)), tmp_path / "beside"
     assert run_cells(renamed, catalog, beside, seeds=[0, 1], show=lines.append, **options)
     assert lines[-2:] == [
-        f"2 trainings are those of another table in {tmp_path}",
+        "2 trainings were found beside it, by the same recipe on the same data",
         "2 trainings, 2 of them done",
     ]
     assert [json.loads((beside / "cells" / f"page-paper-{seed}.json").read_text()) for seed in (0, 1)] == [
@@ -123,7 +128,12 @@ def test_a_table_is_trained_once_and_written_beside_the_papers_figures(table, ca
     ]
     wanted = cells.cells_of(renamed, [0], ["paper"])
     assert adopt_cells(wanted, catalog, tmp_path / "third", {"NMI", "P@1000000"}) == 0
-    assert adopt_cells(wanted, catalog, tmp_path / "third", {"NMI"}) == 1
+    tuned = [replace(cell, row=replace(cell.row, variant="tuned")) for cell in wanted]
+    assert adopt_cells(tuned, catalog, tmp_path / "third", {"NMI"}) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "third").symlink_to(tmp_path / "elsewhere")  # what is beside it is beside the link
+    again = [wanted[0], replace(wanted[0], row=replace(wanted[0].row, name="The same"))]
+    assert adopt_cells(again, catalog, tmp_path / "third", {"NMI"}) == 2
 
 
 def test_a_table_is_worked_off_in_pieces_and_a_failure_is_a_cell(table, catalog, tmp_path, monkeypatch):

@@ -197,3 +197,12 @@ def test_onnx_gives_the_same_vectors_for_any_batch(exported):
         images = torch.randn(count, 3, 32, 32)
         found = session.run(None, {"images": images.numpy()})[0]
         torch.testing.assert_close(torch.from_numpy(found), model(images).detach(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("crop", "images"), [(32, 256), (224, 10), (320, 5), (1024, 4), ([112, 96], 48)])
+def test_large_images_are_embedded_in_small_batches_on_a_cpu(crop, images, monkeypatch):
+    model, sizes = Embedder.create(backbone="small", dim=4, stored=crop, crop=crop, resize="squash"), []
+    monkeypatch.setattr(model, "_pixels", lambda given, rows, size: sizes.append(size) or [])
+    model.embed([Image.new("RGB", (8, 8))], progress=False)
+    model.embed([Image.new("RGB", (8, 8))], progress=False, batch_size=7)
+    assert sizes == [images, 7]

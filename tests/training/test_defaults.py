@@ -61,6 +61,7 @@ def test_what_is_chosen_can_be_trained(device, counts):
     [
         (["loss.name=margin"], 2e-5, 0),
         (["loss.name=topk", "loss.k=1"], 2e-5, 0),
+        (["loss.name=htl"], 2e-5, 0),
         (["loss.name=proxy-anchor"], 1e-4, 3),
         (["loss.name=sum", "loss.parts=[{name='margin'}, {name='rll'}]"], 2e-5, 0),
         (["loss.name=sum", "loss.parts=[{name='margin'}, {name='proxy-nca'}]"], 1e-4, 3),
@@ -73,6 +74,15 @@ def test_losses_without_proxies_learn_more_slowly_on_pretrained_weights(loss, lr
     assert (recipe.optimizer.lr, recipe.schedule.head_epochs) == (lr, head_epochs)
     transformer = ["model.backbone=vit_small_14", "model.weights=vit.safetensors", *loss]
     assert default_recipe(catalog, GPU, transformer)[0].optimizer.lr == 1e-5
+
+
+@pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize("parts", ["['margin', 'rll']", "[[1]]", "[{weight=1.0}]", "[{name=3}]", "3"])
+def test_odd_parts_of_a_sum_are_left_to_the_one_that_says_what_is_wrong(parts):
+    catalog = photographs(*[60] * 100)
+    recipe, _ = default_recipe(catalog, GPU, ["loss.name=sum", f"loss.parts={parts}"])
+    with pytest.raises(UserError, match=r"loss\.parts|parts"):
+        prepare(complete_recipe(recipe, catalog), catalog, None, Embedder.create(backbone="small", stored=48))
 
 
 @pytest.mark.usefixtures("_online")

@@ -14,6 +14,7 @@ from PIL import Image
 
 from firstpage import cli, recipes, training
 from firstpage.data import Catalog, read
+from firstpage.data.framing import as_pair
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
@@ -282,26 +283,79 @@ def test_the_estimate_counts_the_evaluations_that_are_made(run, stripes, capsys,
     assert f", {len(result.history)} evaluations" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changes", [["batch.chunk=7"], ["schedule.head_epochs=1", "augment.size=24"]])
-def test_an_estimate_changes_nothing(run, stripes, capsys, monkeypatch, changes):
-    monkeypatch.setattr(duration, "PROBE", 0.0)
-    jobs = []
-    monkeypatch.setattr(loop, "estimate_duration", lambda job: jobs.append(estimate(job)) or "about")
+@pytest.fixture
+def estimated(run, stripes, monkeypatch):
+    """Give a function something to do with the job of a run before its first step, and return the result."""
 
-    def estimate(job):
+    def estimate(look, *changes):
+        found = []
+        monkeypatch.setattr(loop, "estimate_duration", lambda job: found.append(look(job)) or "about")
+        fit(recipe("schedule.epochs=2", *changes), stripes, None, cache=run[0] / "cache")
+        assert len(found) == 1
+        return found[0]
+
+    return estimate
+
+
+def draw_a_number(module, arguments):
+    """Do as dropout does."""
+    torch.rand(1)
+
+
+@pytest.mark.parametrize("changes", [["batch.chunk=7"], ["schedule.head_epochs=1", "augment.size=24"]])
+def test_an_estimate_changes_nothing(estimated, monkeypatch, changes):
+    monkeypatch.setattr(duration, "PROBE", 0.0)
+
+    def look(job):
+        draw = job.model.backbone.register_forward_pre_hook(draw_a_number)
         job.model.train()
         before = {name: value.clone() for name, value in job.model.state_dict().items()}
         state = torch.get_rng_state()
-        line = duration.estimate_duration(job)
+        duration.estimate_duration(job)
+        draw.remove()
         assert job.model.training
         assert all(torch.equal(value, before[name]) for name, value in job.model.state_dict().items())
         assert all(value.grad is None for value in job.model.parameters())
         assert torch.equal(torch.get_rng_state(), state)
-        return line
 
-    fit(recipe("schedule.epochs=1", *changes), stripes, None, cache=run[0] / "cache")
-    assert len(jobs) == 1
-    assert jobs[0].startswith("about ")
+    estimated(look, *changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "forwards", "both"),
+    [  # of an epoch: passes of a rank's share forward alone, and forward and backward
+        ([], 1, [0, 0], [1, 1]),
+        (["schedule.head_epochs=1"], 1, [1, 0], [0, 1]),
+        (["batch.chunk=5"], 1, [1, 1], [1, 1]),
+        (["batch.chunk=5", "schedule.head_epochs=1"], 1, [2, 1], [0, 1]),
+        (["batch.chunk=1000"], 1, [0, 0], [1, 1]),
+        (["augment.size=24"], 4, [0, 0], [1, 1]),
+    ],
+)
+def test_an_estimate_is_the_sum_of_its_passes(estimated, monkeypatch, changes, ranks, forwards, both):
+    largest = []
+
+    def pass_seconds(job, images, backward):
+        largest.append(len(images))
+        pixels = images[:, 0].numel()
+        return pixels * (1e-3 if backward else 1e-6)
+
+    monkeypatch.setattr(duration, "_pass_seconds", pass_seconds)
+
+    def look(job):
+        alone, job.ranks = job.ranks, replace(job.ranks, world_size=ranks)
+        measured, job.ranks = duration.expected_seconds(job), alone
+        split, side = job.setup.split, as_pair(job.setup.augment.size)[0]
+        share = -(-job.recipe.batch.images // ranks)
+        steps = len(job.setup.sampler)
+        training = share * steps * side**2 * (1e-6 * sum(forwards) + 1e-3 * sum(both))
+        evaluations = job.count_evaluations(job.steps) * split.validation.size / ranks
+        expected = training + evaluations * 1e-6 * as_pair(job.model.preprocess.size)[0] ** 2
+        return measured, expected, share
+
+    measured, expected, share = estimated(look, *changes)
+    assert measured == pytest.approx(expected)
+    assert max(largest) <= share
 
 
 def test_the_pace_is_shown_from_the_first_step_and_without_evaluations(capsys, monkeypatch):

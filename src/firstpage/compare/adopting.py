@@ -1,6 +1,7 @@
 """Trainings that another table has made already: tables of one data set share rows."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ def adopt_cells(cells: Iterable[Cell], catalog: Catalog, folder: Path, metrics: 
     """Copy the cells that a table in a folder beside this one has trained by the same recipe and data.
 
     Args:
-        cells: Those that are missing.
+        cells: The cells that are missing.
         catalog: The data.
-        folder: Of the results of this table; those of others are the folders next to it.
+        folder: The folder of this table; those of other tables are next to it.
         metrics: What a cell must have measured, such as NMI, which is not measured for every table.
 
     Returns:
@@ -25,12 +26,14 @@ def adopt_cells(cells: Iterable[Cell], catalog: Catalog, folder: Path, metrics: 
     >>> adopt_cells([], Catalog.__new__(Catalog), Path("results", "mine"))
     0
     """
-    wanted = {cell.identity(catalog): cell for cell in cells if not cell.row.variant}
+    wanted: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if not cell.row.variant:
+            wanted.setdefault(cell.identity(catalog), []).append(cell)
     found = 0
-    for path in sorted(folder.resolve().parent.glob("*/cells/*.json")) if wanted else ():
+    for path in sorted(Path(os.path.abspath(folder)).parent.glob("*/cells/*.json")) if wanted else ():
         measured = _read(path, set(metrics))
-        cell = wanted.pop(measured.get("identity", ""), None)
-        if cell is not None:
+        for cell in wanted.pop(measured.get("identity", ""), []):
             copy = folder / "cells" / f"{cell.name}.json"
             copy.parent.mkdir(parents=True, exist_ok=True)
             durable.write(copy, f"{json.dumps(measured | {'row': cell.row.name}, indent=1)}\n".encode())
@@ -42,8 +45,11 @@ def _read(path: Path, metrics: set[str]) -> dict[str, Any]:
     """Return what a finished cell has measured; nothing if it is damaged, tuned, or lacks a metric."""
     try:
         measured = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # that table will say so when it is asked for
+    except (OSError, ValueError, RecursionError):  # that table will say so when it is asked for
         return {}
-    if not isinstance(measured, dict) or measured.get("error", "damaged") or "variant" in measured:
+    if not isinstance(measured, dict) or "variant" in measured:
         return {}
-    return measured if metrics <= measured.get("metrics", {}).keys() else {}
+    identity, error, known = (measured.get(key) for key in ("identity", "error", "metrics"))
+    if not isinstance(identity, str) or error != "" or not isinstance(known, dict) or not known:
+        return {}
+    return measured if metrics <= known.keys() else {}

@@ -80,9 +80,10 @@ def run_cells(
                 return False
             table = tuned_table(table, read_searches(table, catalog, place, tune))
         cells = cells_of(table, seeds, protocols)
-        missing = [cell for cell in cells if read_cell(cell, catalog, place) is None]
+        done = ((cell, read_cell(cell, catalog, place)) for cell in cells)
+        missing = [cell for cell, measured in done if measured is None or measured["error"]]
         if adopted := adopt_cells(missing, catalog, place, clustered):
-            show(f"{adopted} trainings are those of another table in {place.resolve().parent}")
+            show(f"{adopted} trainings were found beside it, by the same recipe on the same data")
         return _run(crew, cells, catalog, place, end, show, live)
 
 

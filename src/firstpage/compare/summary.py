@@ -98,28 +98,30 @@ def summarize(
 def compare_best(measured: Sequence[Measured], metric: str) -> str:
     """Say in a sentence whether the best method is ahead of the next, seed by seed (paired t-test).
 
-    Methods that were trained with fewer seeds than others do not count yet.
+    Only seeds that all methods were trained with count.
 
     >>> from firstpage.recipes import Recipe
     >>> def row(name, *values):
     ...     cells = {seed: {"metrics": {"R@1": value}, "error": ""} for seed, value in enumerate(values)}
     ...     return Measured(Row(name, Recipe()), "paper", cells)
-    >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9), row("C", 62.0)], "R@1")
+    >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9)], "R@1")
     'R@1: A is ahead of B by 2.0 ± 0.2 (p = 0.001, 3 seeds)'
+    >>> compare_best([row("A", 60.0, 61.0), row("B", 58.0, 59.1), row("C", 62.0)], "R@1")
+    'R@1: C is ahead of A by 2.0 (one seed: by chance, perhaps)'
     """
-    most = max((len(each.values(metric)) for each in measured), default=0)
-    complete = [each for each in measured if most and len(each.values(metric)) == most]
-    ranked = sorted(complete, key=lambda each: each.mean(metric)[0], reverse=True)
-    if len(ranked) < 2:
+    values = {each.row.name: each.values(metric) for each in measured if each.values(metric)}
+    seeds = sorted(set.intersection(*(set(found) for found in values.values()))) if len(values) > 1 else []
+    if not seeds:
         return ""
+    ranked = sorted(
+        values, key=lambda name: float(np.mean([values[name][seed] for seed in seeds])), reverse=True
+    )
     best, other = ranked[:2]
-    ours, theirs = best.values(metric), other.values(metric)
-    seeds = sorted(ours.keys() & theirs.keys())
-    gaps = [ours[seed] - theirs[seed] for seed in seeds]
+    gaps = [values[best][seed] - values[other][seed] for seed in seeds]
     mean, half = mean_and_half(gaps)
-    start = f"{metric}: {best.row.name} is ahead of {other.row.name} by {mean:.1f}"
+    start = f"{metric}: {best} is ahead of {other} by {mean:.1f}"
     if len(gaps) < 2:
-        return f"{start} (one seed: by chance, perhaps)" if gaps else ""
+        return f"{start} (one seed: by chance, perhaps)"
     error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
     p = 2 * float(stdtr(len(gaps) - 1, -abs(mean) / error)) if error else 0.0
     verdict = "" if half < abs(mean) else "; the seeds do not separate them"

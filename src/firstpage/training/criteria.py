@@ -66,7 +66,9 @@ def _make_loss(settings: Mapping[str, Any], classes: int, images: int, dim: int)
     parts = arguments.get("parts")
     if name == "sum" and isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
         arguments["parts"] = [
-            part | _sizes(part.get("name"), part, sizes, f"loss.parts[{number}].")
+            part | _sizes(part["name"], part, sizes, f"loss.parts[{number}].")
+            if isinstance(part.get("name"), str)
+            else part  # which `create` refuses
             for number, part in enumerate(parts)
         ]
     arguments |= _sizes(name, arguments, sizes, "loss.")

@@ -1,103 +1,125 @@
 """How long a run will take, measured before it starts."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-from firstpage.data.framing import as_pair
+from firstpage.data.framing import Size, as_pair
 from firstpage.models.embedder import Embedder
 from firstpage.training.display import format_seconds
 from firstpage.training.job import TrainJob
 
-PROBE = 1.0  # seconds to measure for, at least three passes
+PROBE = 1.0  # seconds to measure for
 SHORT = 0.1  # seconds of a pass that are too few to count on
 LONG = 600.0  # seconds on a CPU beyond which the line says what would be shorter
-COMPILED = 0.5  # of the time on a GPU, once the network is compiled
+COMPILED = 0.5  # of the time of a training pass on a GPU, once the network is compiled
 
 
 def estimate_duration(job: TrainJob) -> str:
     """Say how long a run will take on its device, from the time of a few passes, forward and backward.
 
-    Weights, statistics and random generators are not changed. Losses and augmentation are not measured: they
-    take little beside the network.
+    Weights, statistics and random generators are not changed. On many ranks the first one measures alone.
 
     Args:
         job: The run, before its first step.
     """
-    recipe, split, device, state = job.recipe, job.setup.split, job.model.device, job.state
-    share = 1 / job.ranks.world_size
-    compiled = recipe.train.compile and device.type == "cuda"
-    forward = share * _seconds_per_image(job, training=False)
-    steps, images = job.steps - state.step, recipe.batch.images
-    frozen = min(steps, max(0, recipe.schedule.head_epochs * len(job.setup.sampler) - state.step))
-    training = images * frozen * forward
-    if steps > frozen:
-        both = share * _seconds_per_image(job, training=True) * (COMPILED if compiled else 1)
-        training += images * (steps - frozen) * (both + (forward if recipe.batch.chunk else 0))
-    evaluations = job.count_evaluations(job.steps) - len(state.history)
-    evaluating = evaluations * split.validation.size * forward
-    if split.test is not None and split.test is not split.validation:
-        evaluating += 2 * split.test.size * forward
+    recipe, device = job.recipe, job.model.device
+    seconds = expected_seconds(job)
+    steps = job.steps - job.state.step
+    evaluations = job.count_evaluations(job.steps) - len(job.state.history)
     threads = f" ({torch.get_num_threads()} threads)" if device.type == "cpu" else ""
-    size = " × ".join(str(side) for side in dict.fromkeys(as_pair(job.model.preprocess.size)))
+    compiling = " and up to a minute to compile" if _is_compiled(job) and steps else ""
+    size = " × ".join(str(side) for side in dict.fromkeys(as_pair(job.setup.augment.size)))
     processor = "GPU" if device.type == "cuda" else device.type.upper()
     line = (
-        f"about {format_seconds(training + evaluating)} on this {processor}{threads}"
-        f"{' and up to a minute to compile' if compiled and steps else ''}: "
-        f"{steps:,} steps of {images} images at {size} px, {evaluations} evaluations"
+        f"about {format_seconds(seconds)} on this {processor}{threads}{compiling}: "
+        f"{steps:,} steps of {recipe.batch.images} images at {size} px, {evaluations} evaluations"
     )
-    if device.type == "cpu" and training + evaluating > LONG:
+    if device.type == "cpu" and seconds > LONG:
         smaller = "" if recipe.model.backbone == "small" else "model.backbone=small, "
-        line += f"; for less: fewer schedule.epochs, half the model.crop, {smaller}or a GPU"
+        setting = "model.crop" if recipe.augment.size is None else "augment.size"
+        line += f"; for less: fewer schedule.epochs, half the {setting}, {smaller}or a GPU"
     return line
 
 
-def _seconds_per_image(job: TrainJob, *, training: bool) -> float:
-    """Return the seconds of an image in a test, forward, or in training, forward and backward."""
+def expected_seconds(job: TrainJob) -> float:
+    """Return how long the rest of a run will take, without losses and augmentation, which take little.
+
+    Args:
+        job: The run.
+    """
+    recipe, split, state, ranks = job.recipe, job.setup.split, job.state, job.ranks.world_size
+    tested, trained = job.model.preprocess.size, job.setup.augment.size
+    share = math.ceil((recipe.batch.images + job.setup.marked) / ranks)
+    chunk = min(recipe.batch.chunk or share, share)
+    steps = job.steps - state.step
+    frozen = min(steps, max(0, recipe.schedule.head_epochs * len(job.setup.sampler) - state.step))
+
+    forwards = frozen + (steps if chunk < share else 0)  # chunks are embedded twice, the second time to learn
+    training = forwards * _seconds_per_image(job, trained, chunk) if forwards else 0.0
+    if steps > frozen:
+        faster = COMPILED if _is_compiled(job) else 1.0
+        training += (steps - frozen) * faster * _seconds_per_image(job, trained, chunk, backward=True)
+
+    images = (job.count_evaluations(job.steps) - len(state.history)) * split.validation.size
+    if split.test is not None and split.test is not split.validation:
+        images += 2 * split.test.size
+    evaluating = images / ranks * _seconds_per_image(job, tested, chunk) if images else 0.0
+    return share * training + evaluating
+
+
+def _is_compiled(job: TrainJob) -> bool:
+    return job.recipe.train.compile and job.model.device.type == "cuda"
+
+
+def _seconds_per_image(job: TrainJob, size: Size, most: int, *, backward: bool = False) -> float:
+    """Return the seconds of an image of that size in a pass of at most `most` images."""
     model, device = job.model, job.model.device
-    test, train = model.preprocess.size, job.setup.augment.size
-    shape = as_pair(train if training else test)
-    most = job.recipe.batch.chunk or job.recipe.batch.images
+    if device.type == "cuda":
+        most = min(most, 64)  # whatever fits in training fits
     count = min(most, 64 if device.type == "cuda" else 8)
-    with _unchanged(model):
-        model.train(training)
+    # Batch norms that the ranks share would wait for ranks that do not measure.
+    with _unchanged(model, training=backward and not job.recipe.train.sync_batch_norm):
         while True:
-            images = torch.zeros(count, 3, *shape, device=device).to(memory_format=torch.channels_last)
-            seconds = [_pass_seconds(job, images) for _ in range(3)]  # the first ones warm up
+            images = torch.zeros(count, 3, *as_pair(size), device=device)
+            images = images.to(memory_format=torch.channels_last)
+            seconds = [_pass_seconds(job, images, backward) for _ in range(2)]  # the first one warms up
             if min(seconds) > SHORT or count == most:
                 break
             count = min(4 * count, most)  # a short pass says little on a busy machine
         while sum(seconds) < PROBE and len(seconds) < 20:
-            seconds.append(_pass_seconds(job, images))
+            seconds.append(_pass_seconds(job, images, backward))
     return min(seconds) / count
 
 
 @contextmanager
-def _unchanged(model: Embedder) -> Iterator[None]:
-    """Leave a model as it was: its mode, its statistics, no gradients; and the random generators."""
-    training = model.training
-    before = {name: value.clone() for name, value in model.named_buffers()}
+def _unchanged(model: Embedder, *, training: bool) -> Iterator[None]:
+    """Set the mode of a model, and leave it as it was: mode, statistics, gradients, random generators."""
+    before, mode = {name: value.clone() for name, value in model.named_buffers()}, model.training
     devices = [model.device] if model.device.type == "cuda" else []
+    model.train(training)
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        model.train(training)
+        model.train(mode)
         model.zero_grad(set_to_none=True)
         for name, value in model.named_buffers():
             value.copy_(before[name])
 
 
-def _pass_seconds(job: TrainJob, images: torch.Tensor) -> float:
-    model, device, start = job.model, job.model.device, time.perf_counter()
+def _pass_seconds(job: TrainJob, images: Tensor, backward: bool) -> float:
+    device, start = job.model.device, time.perf_counter()
     with (
-        torch.set_grad_enabled(model.training),
+        torch.set_grad_enabled(backward),
         torch.autocast(device.type, torch.bfloat16, enabled=job.step.half),
     ):
-        levels = model.raw(images)
-    if model.training:
+        levels = job.model.raw(images)
+    if backward:
         torch.stack([level.float().sum() for level in levels]).sum().backward()  # type: ignore[no-untyped-call]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
