@@ -18,7 +18,7 @@ from firstpage.data.framing import as_pair
 from firstpage.data.splits import split_catalog
 from firstpage.models import Embedder
 from firstpage.recipes import Recipe
-from firstpage.training import display, duration, job, loop, step, timer
+from firstpage.training import display, duration, job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
@@ -144,28 +144,6 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
         assert all(moved[part] == (epochs == 2 or part.startswith("heads.")) for part in moved)
 
 
-def test_a_network_is_compiled_once_when_its_backbone_is_trained(run, stripes, monkeypatch):
-    compiled, calls = [], []
-
-    def compile_network(network, device, *, cuda_graphs):
-        compiled.append(network)
-
-        def call(images):
-            calls.append(all(value.requires_grad for value in network.__self__.parameters()))
-            return network(images)
-
-        return call
-
-    monkeypatch.setattr(step, "compile_network", compile_network)
-    changes = ["train.compile=true", "schedule.epochs=3", "schedule.head_epochs=1"]
-    result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
-    again = fit(recipe(*changes[1:]), stripes, None, cache=run[0] / "cache", progress=False)
-    assert len(compiled) == 1
-    assert calls
-    assert all(calls)
-    assert result.history == again.history
-
-
 def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monkeypatch):
     models, make = [], job.make_optimizer
 
@@ -289,12 +267,31 @@ def estimated(run, stripes, monkeypatch):
 
     def estimate(look, *changes):
         found = []
-        monkeypatch.setattr(loop, "estimate_duration", lambda job: found.append(look(job)) or "about")
-        fit(recipe("schedule.epochs=2", *changes), stripes, None, cache=run[0] / "cache")
-        assert len(found) == 1
+
+        def stop(job):
+            found.append(look(job))
+            raise InterruptedError  # the training itself is not looked at
+
+        monkeypatch.setattr(loop, "estimate_duration", stop)
+        with pytest.raises(InterruptedError):
+            fit(recipe("schedule.epochs=2", *changes), stripes, None, cache=run[0] / "cache")
         return found[0]
 
     return estimate
+
+
+def test_a_compiled_network_is_used_when_its_backbone_is_trained(estimated):
+    def look(job):
+        calls, images, labels = [], torch.randn(8, 3, 32, 32), torch.arange(8) // 2
+        job.step._network = lambda batch: calls.append(epoch) or job.model.raw(batch)  # in place of it
+        for epoch in (1, 2):
+            job.begin_epoch(epoch)
+            job.step(lambda rows: images[rows], labels, torch.arange(8), step=0)
+            trained = [value.grad is not None for value in job.model.backbone.parameters()]
+            assert all(trained) if epoch == 2 else not any(trained)
+        return calls
+
+    assert estimated(look, "schedule.head_epochs=1") == [2]
 
 
 def draw_a_number(module, arguments):
