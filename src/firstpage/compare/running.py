@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,7 @@ def run_cells(
             if not _run(crew, trials, catalog, place, end, show, live):
                 return False
             table = tuned_table(table, read_searches(table, catalog, place, tune))
-        cells = cells_of(table, seeds, protocols)
-        done = ((cell, read_cell(cell, catalog, place)) for cell in cells)
-        missing = [cell for cell, measured in done if measured is None or measured["error"]]
-        if adopted := adopt_cells(missing, catalog, place, clustered):
-            show(f"{adopted} trainings were found beside it, by the same recipe on the same data")
-        return _run(crew, cells, catalog, place, end, show, live)
+        return _run(crew, cells_of(table, seeds, protocols), catalog, place, end, show, live, clustered)
 
 
 def make_crew(
@@ -135,11 +130,18 @@ def _run(
     end: float | None,
     show: Callable[[str], None],
     live: bool,
+    metrics: Collection[str] = (),
 ) -> bool:
-    """Train what is missing of some cells, and return whether all are finished."""
+    """Train what is missing of some cells, and return whether all are finished.
+
+    Cells of other tables are taken over if they have these metrics, too.
+    """
     found = [(cell, read_cell(cell, catalog, folder)) for cell in cells]
-    missing = [cell for cell, done in found if done is None]
-    missing += [cell for cell, done in found if done and done["error"] and not cell.row.is_trial]
+    missing = _missing(found)
+    if adopted := adopt_cells(missing, catalog, folder, metrics):
+        show(f"{adopted} trainings were found beside it, by the same recipe on the same data")
+        found = [(cell, read_cell(cell, catalog, folder)) for cell in cells]
+        missing = _missing(found)
     kind = "trials" if cells and cells[0].row.is_trial else "trainings"
     show(f"{len(cells)} {kind}, {len(cells) - len(missing)} of them done")
     if not missing:
@@ -160,6 +162,12 @@ def _run(
             if not live or measured["error"]:
                 show(_line(number, len(missing), cell, measured, left))
     return complete
+
+
+def _missing(found: Sequence[tuple[Cell, dict[str, Any] | None]]) -> list[Cell]:
+    """Return the cells to train: first those that were not yet, then those that have failed."""
+    missing = [cell for cell, done in found if done is None]
+    return missing + [cell for cell, done in found if done and done["error"] and not cell.row.is_trial]
 
 
 def _line(number: int, count: int, cell: Cell, measured: dict[str, Any], left: float) -> str:

@@ -79,9 +79,8 @@ def _is_compiled(job: TrainJob) -> bool:
 def _seconds_per_image(job: TrainJob, size: Size, most: int, *, backward: bool = False) -> float:
     """Return the seconds of an image of that size in a pass of at most `most` images."""
     model, device = job.model, job.model.device
-    if device.type == "cuda":
-        most = min(most, 64)  # whatever fits in training fits
-    count = min(most, 64 if device.type == "cuda" else 8)
+    most = min(most, 64) if device.type == "cuda" else most  # what fits in training fits
+    count = most if device.type == "cuda" else min(most, 8)
     # Batch norms that the ranks share would wait for ranks that do not measure.
     with _unchanged(model, training=backward and not job.recipe.train.sync_batch_norm):
         while True:
