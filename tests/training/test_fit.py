@@ -256,7 +256,7 @@ def test_frozen_batch_norms_take_no_gradient(run, stripes, monkeypatch):
 
 @pytest.mark.parametrize("changes", [[], ["train.evaluate_untrained=false"], ["train.evaluate_steps=5"]])
 def test_the_estimate_counts_the_evaluations_that_are_made(run, stripes, capsys, monkeypatch, changes):
-    monkeypatch.setattr(duration, "PROBE", 0.0)
+    monkeypatch.setitem(duration.PROBE, "cpu", 0.0)
     result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache")
     assert f", {len(result.history)} evaluations" in capsys.readouterr().err
 
@@ -301,7 +301,7 @@ def draw_a_number(module, arguments):
 
 @pytest.mark.parametrize("changes", [["batch.chunk=7"], ["schedule.head_epochs=1", "augment.size=24"]])
 def test_an_estimate_changes_nothing(estimated, monkeypatch, changes):
-    monkeypatch.setattr(duration, "PROBE", 0.0)
+    monkeypatch.setitem(duration.PROBE, "cpu", 0.0)
 
     def look(job):
         draw = job.model.backbone.register_forward_pre_hook(draw_a_number)

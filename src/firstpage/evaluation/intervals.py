@@ -11,17 +11,17 @@ from firstpage.errors import UserError
 _DRAWN = 2**22  # entries drawn at a time
 
 
-def bootstrap_interval(
+def bootstrap_intervals(
     values: Tensor, weights: Tensor | None = None, *, samples: int = 1000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the 95 % percentile interval of Σ values / Σ weights, resampling entries with replacement.
+) -> list[tuple[float, float]]:
+    """Return the 95 % percentile intervals of Σ values / Σ weights, resampling entries with replacement.
 
     With one entry per query, queries are resampled. With one entry per class (the sum over its queries, and
     their number as weight), classes are; that interval is wider, as queries of a class succeed and fail
-    together.
+    together. All metrics share the resamples, whose drawing takes longer than the rest.
 
     Args:
-        values: [N] sums.
+        values: [M, N] sums of M metrics.
         weights: [N] how many values each entry is the sum of. Defaults to one.
         samples: Number of resamples.
         seed: Seed of the resampling, which is the same on every machine and device.
@@ -29,24 +29,25 @@ def bootstrap_interval(
     Raises:
         UserError: `samples` is less than 1.
 
-    >>> low, high = bootstrap_interval(torch.tensor([0.0, 100.0, 100.0, 100.0]))
-    >>> low, high
-    (25.0, 100.0)
+    >>> bootstrap_intervals(torch.tensor([[0.0, 100.0, 100.0, 100.0]]))
+    [(25.0, 100.0)]
     """
     if samples < 1:
         raise UserError(f"samples={samples}: must be at least 1")
     generator = torch.Generator().manual_seed(seed)
-    count = len(values)
+    count = values.shape[1]
     values = values.double().cpu()
-    weights = None if weights is None else weights.double().cpu()
+    weights = torch.ones(count) if weights is None else weights
+    weights = weights.double().cpu()
     rows = max(1, _DRAWN // count)
     means = []
     for begin in range(0, samples, rows):
         drawn = torch.randint(count, (min(rows, samples - begin), count), generator=generator)
-        total = count if weights is None else weights[drawn].sum(dim=1)
-        means.append(values[drawn].sum(dim=1) / total)
-    low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+        times = torch.zeros(drawn.shape, dtype=torch.float64)  # how often each entry was drawn
+        times.scatter_add_(1, drawn, torch.ones((), dtype=torch.float64).expand_as(drawn))
+        means.append(times @ values.T / (times @ weights)[:, None])  # [rows, M]
+    ends = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)  # [2, M]
+    return [(low, high) for low, high in ends.T.tolist()]
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float]:

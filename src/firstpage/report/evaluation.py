@@ -155,9 +155,9 @@ class Evaluation:
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Every retrieval metric by name, with its intervals."""
-        interval = self.retrieval.interval
+        queries, classes = self.retrieval.intervals("queries"), self.retrieval.intervals("classes")
         return {
-            name: Estimate(name, value, interval(name, over="queries"), interval(name, over="classes"))
+            name: Estimate(name, value, queries[name], classes[name])
             for name, value in self.retrieval.metrics().items()
         }
 
