@@ -1,14 +1,16 @@
-"""Train what is missing of every table in this folder, one after another, and write their pages.
+"""Train what is missing of the tables in this folder, one after another, and write their pages.
 
     python results/run.py --cub CUB_200_2011 --products products --weights resnet50_v1_imagenet.safetensors
                           [--vit vit_small_14_dinov2_focus.safetensors] [--minutes 9] [--only cub/methods ...]
 
 All tables are trained in one process, which compiles each network once. It may be stopped at any time, by
---minutes or otherwise, and goes on from there when it is run again. Name the weights as here, from the folder
-they are in: their name is a part of the recipe by which a finished training is known.
+--minutes or otherwise, and goes on from there when it is run again; the exit code is 3 until all is done.
+Name the weights as here, from the folder they are in: their name is a part of the recipe by which a finished
+training is known.
 """
 
 import argparse
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +62,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE)
     options = parser.parse_args()
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    complete = True
     for job in JOBS:
         data, weights = getattr(options, job.data), getattr(options, job.weights)
-        left = None if end is None else (end - time.monotonic()) / 60
-        if (options.only and job.folder not in options.only) or data is None or weights is None:
+        if options.only and job.folder not in options.only:
             continue
-        if left is not None and left <= 0:
-            break
+        left = None if end is None else (end - time.monotonic()) / 60
+        if data is None or weights is None or (left is not None and left <= 0):
+            why = (
+                f"needs --{job.data} and --{job.weights}"
+                if data is None or weights is None
+                else "no time left"
+            )
+            print(f"== {job.folder}: {why}", flush=True)
+            complete = False
+            continue
         print(f"== {job.folder}", flush=True)
         try:
             compare_methods(
@@ -79,7 +89,8 @@ def main() -> None:
                 changes=[f"model.weights={weights}", "train.compile=true"],
             )
         except typer.Exit:
-            print(f"{job.folder}: not complete", flush=True)
+            complete = False
+    sys.exit(0 if complete else 3)
 
 
 if __name__ == "__main__":

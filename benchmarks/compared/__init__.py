@@ -92,7 +92,7 @@ def _able(sides: dict[str, Callable[[], object]]) -> tuple[dict[str, Callable[[]
         except RuntimeError as error:  # a peer that runs out of memory
             if name == OURS:
                 raise
-            failures.append(f"{name} fails: {str(error).splitlines()[0][:60]}")
+            failures.append(f"{name} fails: {str(error).splitlines()[0].partition('. GPU')[0]}")
             torch.cuda.empty_cache()
     return able, failures
 

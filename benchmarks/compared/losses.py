@@ -120,7 +120,7 @@ SLOW = {"struct-clust", "pddm"}  # by design: no peer, and minutes at 2,048 imag
 def cases(options: Options) -> Iterator[Case]:
     """Every loss at every size."""
     known = peers() if has("pytorch_metric_learning") else {}
-    for name in [*losses.names(), *VARIANTS]:
+    for name in [*losses.names(), *(name for name in VARIANTS if name in known)]:  # a peer has their settings
         if options.wants("losses", name) and (name not in SLOW or name in options.names):
             # spectral clustering needs more images than dimensions
             for count in (n for n in options.sizes if name != "spectral-clust" or n > options.dim):

@@ -466,7 +466,7 @@ def test_the_table_of_a_fair_run_says_which_classes_its_figures_are_of():
         "trained      60.0",
         "best at epoch 0; 1.2 s",
         "no epoch was better than the untrained network, so that is the model that was kept",
-        "what helps most: pretrained weights (model.weights), more images of each class, a lower optimizer.lr",
+        "what may help: pretrained weights (model.weights), more images of each class, a lower optimizer.lr",
     ]
     worse = replace(fair, untrained={"P@1": 56.0}).text().splitlines()
     assert worse[-2:] == [

@@ -11,7 +11,7 @@ from firstpage.runs.record import Record
 from firstpage.training.display import SHOWN
 
 _KEYS = {"protocol", "best", "test", "epoch", "seconds", "images_per_second", "warnings"}
-CURE = "what helps most: pretrained weights (model.weights), more images of each class, a lower optimizer.lr"
+CURE = "what may help: pretrained weights (model.weights), more images of each class, a lower optimizer.lr"
 
 
 @dataclass
@@ -103,7 +103,10 @@ class Result:
         decimals = 0 if self.seconds >= 10 else 1
         lines.append(f"best at epoch {self.epoch}; {self.seconds:.{decimals}f} s{speed}")
         if not self.epoch:
-            lines += ["no epoch was better than the untrained network, so that is the model that was kept", CURE]
+            lines += [
+                "no epoch was better than the untrained network, so that is the model that was kept",
+                CURE,
+            ]
         elif self.untrained and self.test and self.test["P@1"] < self.untrained["P@1"]:
             lines += ["in the test it is worse than the untrained network: training did not help", CURE]
         return "\n".join([*lines, *self._places()])
