@@ -68,16 +68,15 @@ def main() -> None:
         if options.only and job.folder not in options.only:
             continue
         left = None if end is None else (end - time.monotonic()) / 60
-        if data is None or weights is None or (left is not None and left <= 0):
-            why = (
-                f"needs --{job.data} and --{job.weights}"
-                if data is None or weights is None
-                else "no time left"
-            )
-            print(f"== {job.folder}: {why}", flush=True)
+        skipped = ""
+        if data is None or weights is None:
+            skipped = f": needs --{job.data} and --{job.weights}"
+        elif left is not None and left <= 0:
+            skipped = ": no time left"
+        print(f"== {job.folder}{skipped}", flush=True)
+        if skipped:
             complete = False
             continue
-        print(f"== {job.folder}", flush=True)
         try:
             compare_methods(
                 job.table or str(HERE / job.folder / "table.toml"),
