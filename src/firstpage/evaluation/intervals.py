@@ -37,8 +37,7 @@ def bootstrap_intervals(
     generator = torch.Generator().manual_seed(seed)
     count = values.shape[1]
     values = values.double().cpu()
-    weights = torch.ones(count) if weights is None else weights
-    weights = weights.double().cpu()
+    weights = (torch.ones(count) if weights is None else weights).double().cpu()
     rows = max(1, _DRAWN // count)
     means = []
     for begin in range(0, samples, rows):

@@ -138,7 +138,7 @@ class Retrieval:
         """
         if name not in self.per_query:
             raise UserError(f"name={name!r}: choose one of {', '.join(self.per_query)}")
-        return self._intervals([name], over, samples, seed)[name]
+        return self.intervals(over, samples=samples, seed=seed)[name]
 
     def intervals(
         self, over: Literal["queries", "classes"] = "queries", *, samples: int = 1000, seed: int = 0
@@ -149,19 +149,15 @@ class Retrieval:
         >>> result.intervals()["P@1"] == result.interval("P@1")
         True
         """
-        return self._intervals(list(self.per_query), over, samples, seed)
-
-    def _intervals(
-        self, names: Sequence[str], over: str, samples: int, seed: int
-    ) -> dict[str, tuple[float, float]]:
-        values, weights = torch.stack([self.per_query[name] for name in names]), None
+        values, weights = torch.stack(list(self.per_query.values())), None
         if over == "classes":
             codes = torch.unique(self.labels, return_inverse=True)[1]
             weights = torch.bincount(codes)
             values = torch.stack([torch.bincount(codes, row) for row in values])
         elif over != "queries":
             raise UserError(f"over={over!r}: choose 'queries' or 'classes'")
-        return dict(zip(names, bootstrap_intervals(values, weights, samples=samples, seed=seed), strict=True))
+        found = bootstrap_intervals(values, weights, samples=samples, seed=seed)
+        return dict(zip(self.per_query, found, strict=True))
 
     def by_class(self, by: str | None = None) -> dict[int, dict[str, float]]:
         """Return the number of queries and the metrics of each class, the worst class first.
