@@ -149,6 +149,19 @@ def test_public_names_are_there(package):
         assert getattr(module, name) is not None
 
 
+TRAIN = """
+import os
+from PIL import Image
+for number in range(24):
+    folder = f"photos/{number // 4}"
+    os.makedirs(folder, exist_ok=True)
+    Image.new("RGB", (32, 32), (number, 200 - 7 * number, 90)).save(f"{folder}/{number}.png")
+small = ["model.backbone=small", "model.stored=32", "model.crop=32", "batch.size=8", "schedule.epochs=1"]
+arguments = [text for change in small for text in ("--set", change)]
+main(["train", "--data", "photos", "--out", "run", "--cache", "cache", "--device", "cpu", *arguments])
+"""
+
+
 @pytest.mark.parametrize(
     ("commands", "modules"),
     [
@@ -167,11 +180,14 @@ def test_public_names_are_there(package):
             ],
             ["torch"],
         ),
-        # the last loads every backbone; models that are loaded import the compiler neither
-        (["main(['evaluate', 'nowhere'])", "main(['list', 'backbones'])"], ["matplotlib", "torch._dynamo"]),
+        # the second loads every backbone; models that are loaded or trained import the compiler neither
+        (
+            ["main(['evaluate', 'nowhere'])", "main(['list', 'backbones'])", TRAIN],
+            ["matplotlib", "torch._dynamo"],
+        ),
     ],
 )
-def test_what_needs_no_slow_package_does_not_import_it(commands, modules):
+def test_what_needs_no_slow_package_does_not_import_it(commands, modules, tmp_path):
     check = f"""
 import sys
 from firstpage.cli import main
@@ -182,5 +198,8 @@ for command in {commands!r}:
         pass
     assert not {{*{modules!r}}} & sys.modules.keys(), command
 """
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "best").exists() == (TRAIN in commands), done.stderr

@@ -8,9 +8,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 CONTEXT = get_context("forkserver")
-# An optimizer imports torch._dynamo, which takes 2 s, when it is made.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "firstpage.training", "torch._dynamo", "torch.distributed.run", "torch.utils.tensorboard"]
+    ["pytest", "firstpage.training", "torch.distributed.run", "torch.utils.tensorboard"]
 )
 
 

@@ -1,5 +1,6 @@
 """The optimizer with a learning rate for each part of the model, its schedule, and the average of weights."""
 
+import inspect
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -49,9 +50,16 @@ def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Modu
     groups = [group | {"initial_lr": group["lr"]} for group in groups if group["params"]]
     fused = True  # faster, and on a GPU the guard against NaN can make it skip an update
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
+        return _uncompiled(torch.optim.SGD)(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+    return _uncompiled(kind)(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+
+
+def _uncompiled(kind: type[torch.optim.Optimizer]) -> Any:  # noqa: ANN401
+    """Return an optimizer without what keeps its methods from being compiled: that imports the compiler, 3 s."""
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def set_lr(
