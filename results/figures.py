@@ -3,7 +3,8 @@
     python results/figures.py --cub CUB_200_2011 --weights resnet50_v1_imagenet.safetensors --work FOLDER
                               [--set train.compile=true]
 
-Runs and embeddings are kept in --work: what is there is not made again, and a training that was cut is resumed.
+Runs and embeddings are kept in --work: what is there is not made again, and a training that was cut is
+resumed.
 Without openTSNE the map of the embeddings is a PCA.
 """
 
