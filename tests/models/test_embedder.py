@@ -89,6 +89,32 @@ def test_what_is_no_image_is_named(tmp_path):
         small().embed([np.zeros((4, 4))], progress=False)
 
 
+@pytest.mark.parametrize(
+    ("mode", "name", "orientation"),
+    [
+        ("RGBA", "a.png", 1),
+        ("LA", "a.png", 1),
+        ("P", "a.gif", 1),
+        ("I;16", "a.png", 1),
+        ("CMYK", "a.jpg", 1),
+        ("RGB", "a.jpg", 6),
+        ("RGB", "a.tif", 6),
+    ],
+)
+def test_an_opened_image_is_embedded_as_its_file_is(tmp_path, mode, name, orientation):
+    values = np.random.default_rng(0).integers(0, 255, (40, 40, 4), np.uint8)  # the fourth is transparency
+    image = Image.fromarray(values).convert("RGBA" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray(values[..., 0].astype(np.uint16) * 257)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / name, **({"transparency": 3} if mode == "P" else {"exif": exif}))
+    model, path = small().eval(), tmp_path / name
+    with Image.open(path) as opened:
+        by_image = model.embed([opened], progress=False)
+    torch.testing.assert_close(by_image, model.embed([path], progress=False))
+
+
 def test_what_is_no_list_of_images_is_said(photos):
     for one in ("a.png", photos.path(0), Image.new("RGB", (40, 40))):
         with pytest.raises(ValueError, match="is one image; give a list of them"):

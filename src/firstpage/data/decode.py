@@ -154,6 +154,19 @@ def decode_image(
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Return a Pillow image as `decode_image` does its file: upright RGB, what is transparent on white.
+
+    Raises:
+        UserError: Its pixels are numbers of no known range.
+
+    >>> upright_rgb(Image.new("RGBA", (4, 2))).getpixel((0, 0))
+    (255, 255, 255)
+    """
+    image.load()  # which turns a TIFF
+    return _upright(_rgb(image, image.format), _orientation(image))
+
+
 class ImageBytes(io.BytesIO):
     """The content of an image file, from `open_regular`.
 
@@ -267,8 +280,7 @@ def _decode(file: ImageBytes, max_bytes: int, box: Box | None, min_side: int) ->
         across, down = image.width / width, image.height / height  # 1 unless decoded at a reduced size
         corner = math.floor(x0 * across), math.floor(y0 * down)
         image = image.crop((*corner, math.ceil(x1 * across), math.ceil(y1 * down)))
-    image = _rgb(image, format)
-    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
+    return _upright(_rgb(image, format), orientation)
 
 
 def has_heif() -> bool:
@@ -333,6 +345,10 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(0x0112, 1))
     except Exception:  # broken metadata around valid pixels
         return 1
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
 
 def _rgb(image: Image.Image, format: str | None) -> Image.Image:

@@ -20,7 +20,7 @@ from firstpage import durable
 from firstpage._reading import read_json
 from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
-from firstpage.data.decode import open_regular
+from firstpage.data.decode import open_regular, upright_rgb
 from firstpage.data.framing import Framing, Size, as_pair
 from firstpage.data.pixel_batch import PixelBatch
 from firstpage.data.progress import progress_bar
@@ -284,7 +284,7 @@ class Embedder(nn.Module):
             image = Image.fromarray(image)
         if not isinstance(image, Image.Image):
             raise UserError(f"images: got {type(image).__name__}; give files, Pillow images or uint8 arrays")
-        return self.framing.scale(image.convert("RGB"))
+        return self.framing.scale(upright_rgb(image))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `config.json` and `model.safetensors`, each completely or not at all.

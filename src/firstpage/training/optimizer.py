@@ -3,13 +3,15 @@
 import inspect
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from firstpage.models.embedder import Embedder
 from firstpage.recipes.settings import OptimizerSettings, ScheduleSettings
+
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
 
 def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Module) -> torch.optim.Optimizer:
@@ -55,8 +57,11 @@ def make_optimizer(settings: OptimizerSettings, model: Embedder, losses: nn.Modu
     return _uncompiled(kind)(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def _uncompiled(kind: type[torch.optim.Optimizer]) -> Any:  # noqa: ANN401
-    """Return an optimizer without what keeps its methods from being compiled: that imports the compiler, 3 s."""
+def _uncompiled(kind: type[_Optimizer]) -> type[_Optimizer]:
+    """Return an optimizer without what keeps its methods from being compiled.
+
+    That would import the compiler, which takes 3 s, before the first step.
+    """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(inspect.unwrap(kind.step))})
