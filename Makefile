@@ -27,9 +27,10 @@ types: $(VENV)/.ready
 
 # Without bytecode each process would compile every file again, and pytest rewrite the asserts of each test;
 # of the packages whose plugins it finds by itself it would rewrite all files, for plugins that no test uses.
+# Three processes on two cores: many tests wait, for a disk, a browser or a process that they kill.
 unit: $(VENV)/.ready
 	env -u PYTHONDONTWRITEBYTECODE PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -p xdist -n 2 --dist loadfile --no-loadscope-reorder
+		$(BIN)/python -m pytest -p xdist -n 3 --dist loadfile --no-loadscope-reorder
 
 format: $(VENV)/.ready ## format, and mend what the linter can mend
 	$(BIN)/ruff format .
