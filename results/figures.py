@@ -4,8 +4,7 @@
                               [--set train.compile=true]
 
 Runs and embeddings are kept in --work: what is there is not made again, and a training that was cut is
-resumed.
-Without openTSNE the map of the embeddings is a PCA.
+resumed. Without openTSNE the map of the embeddings is a PCA.
 """
 
 import argparse
@@ -63,7 +62,7 @@ def main() -> None:
 
 
 def _embed(row: Row, catalog: Catalog, work: Path) -> None:
-    """Train a method, and write the embeddings of all images, in half precision: 12 MB."""
+    """Train a method, and write the embeddings of all images, in half precision: 12 MB with 512 dimensions."""
     target, run = _file(row, work), work / "runs" / row.name
     if target.exists():
         return
