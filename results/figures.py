@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _embed(row: Row, catalog: Catalog, work: Path) -> None:
-    """Train a method, and write the embeddings of all images, in half precision: 12 MB with 512 dimensions."""
+    """Train a method, and write the embeddings of all images: 12 MB if they have 512 dimensions."""
     target, run = _file(row, work), work / "runs" / row.name
     if target.exists():
         return

@@ -196,8 +196,8 @@ class Embedder(nn.Module):
         """Return the unit vectors [N, dim] of many images, float32 on the CPU.
 
         Args:
-            images: Stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3]. A Pillow image is
-                turned upright by its EXIF orientation, and drawn on white if it is transparent, as a file is.
+            images: Stored pixels, or a list of files, Pillow images or uint8 arrays [h, w, 3]. A Pillow
+                image is turned upright by its EXIF orientation, what is transparent is white, as in files.
             rows: Row indices of the images to embed. Defaults to all of them.
             batch_size: Number of images at a time. Defaults to 256, on a CPU to fewer if they are large.
             progress: Show a progress bar, or call this with the number of images of each batch.
