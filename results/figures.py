@@ -10,8 +10,6 @@ resumed. Without openTSNE the map of the embeddings is a PCA.
 import argparse
 from pathlib import Path
 
-import numpy as np
-
 from firstpage.compare.cells import Cell
 from firstpage.compare.tables import Row, find
 from firstpage.data import Catalog, read
@@ -62,19 +60,11 @@ def main() -> None:
 
 
 def _embed(row: Row, catalog: Catalog, work: Path) -> None:
-    """Train a method, and write the embeddings of all images: 12 MB if they have 512 dimensions."""
+    """Train a method, and write the embeddings of all images."""
     target, run = _file(row, work), work / "runs" / row.name
-    if target.exists():
-        return
-    fit(Cell(row, 0, "paper").recipe, catalog, run)
-    whole = work / "whole.npz"
-    print(embed_to_file(run, catalog, whole))
-    with np.load(whole) as arrays:
-        halved = {name: arrays[name] for name in ("labels", "paths")}
-        halved["embeddings"] = arrays["embeddings"].astype(np.float16)
-    np.savez(work / "half.npz", **halved)
-    (work / "half.npz").rename(target)
-    whole.unlink()
+    if not target.exists():
+        fit(Cell(row, 0, "paper").recipe, catalog, run)
+        print(embed_to_file(run, catalog, target))
 
 
 def _file(row: Row, work: Path) -> Path:
