@@ -230,11 +230,13 @@ class Embedder(nn.Module):
                     embedded = self(network_input)
                     if flip:
                         embedded = unit(embedded + self(network_input.flip(3)))
-                    vectors.append(embedded.cpu())
+                    vectors.append(embedded)
+                    if len(vectors) > 1:  # a GPU is waited for once it has the next batch
+                        vectors[-2] = vectors[-2].cpu()
                     (progress if callable(progress) else advance)(len(pixels))
         finally:
             self.train(was_training)
-        return torch.cat(vectors) if vectors else torch.empty(0, self.dim)
+        return torch.cat([batch.cpu() for batch in vectors]) if vectors else torch.empty(0, self.dim)
 
     def prepare(self, images: Sequence[str | os.PathLike[str] | Image.Image | np.ndarray]) -> Tensor:
         """Return what the network sees of a few images, on its device: [N, 3, crop, crop].

@@ -14,7 +14,7 @@ from firstpage.training.display import format_seconds
 from firstpage.training.job import TrainJob
 
 PROBE = {"cuda": 0.1, "cpu": 1.0}  # seconds to measure for: passes on a GPU take equally long
-SHORT = 0.1  # seconds of a pass that are too few to count on
+SHORT = 2.0  # seconds of a pass that say little: where a core is busy, threads wait as long for each other
 LONG = 600.0  # seconds on a CPU beyond which the line says what would be shorter
 COMPILED = 0.5  # of the time of a training pass on a GPU, once the network is compiled
 
