@@ -4,15 +4,18 @@
                               [--set train.compile=true]
 
 Runs and embeddings are kept in --work: what is there is not made again, and a training that was cut is
-resumed. Without openTSNE the map of the embeddings is a PCA.
+resumed. The map of the embeddings needs openTSNE, and is left out without it.
 """
 
 import argparse
 from pathlib import Path
 
+from PIL import Image
+
 from firstpage.compare.cells import Cell
 from firstpage.compare.tables import Row, find
 from firstpage.data import Catalog, read
+from firstpage.errors import UserError
 from firstpage.figures.drawing import draw
 from firstpage.runs.embedding_file import embed_to_file
 from firstpage.training import fit
@@ -83,7 +86,19 @@ def _draw(rows: list[Row], work: Path, cub: str, out: Path) -> None:
     for name in OF_ALL:
         print(draw(Path(name).stem, list(files.values()), out / name, data=cub))
     for name in OF_ONE if SHOWN in files else ():
-        print(draw(name, [files[SHOWN]], out / f"{name}.png", data=cub))
+        try:
+            print(draw(name, [files[SHOWN]], work / f"{name}.png", data=cub))
+        except UserError as error:  # openTSNE is missing
+            print(error)
+        else:
+            _compress(work / f"{name}.png", out / f"{name}.jpg")
+
+
+def _compress(photographs: Path, target: Path) -> None:
+    """Write a figure of photographs a tenth as large."""
+    with Image.open(photographs) as image:
+        image.thumbnail((1200, 1200))
+        image.convert("RGB").save(target, quality=85)
 
 
 if __name__ == "__main__":

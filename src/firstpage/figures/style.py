@@ -23,6 +23,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _DATES = {".svg": "Date", ".pdf": "CreationDate"}  # metadata omitted to make files reproducible
 DPI = 300
 TEXT, SMALL = 8.0, 7.0  # font sizes in points, for a figure 8 cm wide
+MANY, BESIDE = 5, 4.5  # entries of a legend above which it is beside the panel; what it is wide there, in cm
 _LINES: tuple[Any, ...] = (
     "-",
     (0, (4, 1.5)),
@@ -91,7 +92,11 @@ class Style:
             axes.set_title(title, fontsize=TEXT, color=self.foreground)
 
     def legend(self, axes: Axes, **settings: Any) -> None:  # noqa: ANN401
-        """Add a translucent legend without a border, by default where it covers least."""
+        """Add a translucent legend without a border, by default where it covers least; a long one beside."""
+        figure, entries = axes.figure, axes.get_legend_handles_labels()[0]
+        if len(entries) > MANY and isinstance(figure, Figure) and "bbox_to_anchor" not in settings:
+            figure.set_figwidth(figure.get_figwidth() + BESIDE / 2.54)
+            settings = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(
             fontsize=SMALL,
             labelcolor=self.foreground,
