@@ -168,7 +168,7 @@ _FIGURES: dict[str, tuple[str, Callable[[_Request], Figure | Image.Image]]] = {
         "First pages with green and red frames, of one run or file of embeddings.",
         _retrieved_lists,
     ),
-    "embedding-map": ("t-SNE or PCA with thumbnails, of one run or file of embeddings.", _embedding_map),
+    "embedding-map": ("t-SNE with thumbnails, of one run or file of embeddings.", _embedding_map),
     "class-similarity": (
         "Similarities within training classes, of runs or embeddings.",
         lambda request: plot_class_similarity(

@@ -79,7 +79,7 @@ def _is_compiled(job: TrainJob) -> bool:
 def _seconds_per_image(job: TrainJob, size: Size, most: int, *, backward: bool = False) -> float:
     """Return the seconds of an image of that size in a pass of at most `most` images."""
     model, device = job.model, job.model.device
-    most = min(most, 64) if device.type == "cuda" else most  # what fits in training fits
+    # A GPU gets what it will get in training: that fits, and what is prepared for the shape is used again.
     count = most if device.type == "cuda" else min(most, 8)
     # Batch norms that the ranks share would wait for ranks that do not measure.
     with _unchanged(model, training=backward and not job.recipe.train.sync_batch_norm):
