@@ -68,7 +68,7 @@ def journey(run, data, *options, test=""):
 
 def test_a_folder_of_photographs_without_an_option(run, monkeypatch):
     """Settings are chosen, a run folder too; the report has the untrained network beside the trained one."""
-    monkeypatch.setattr("firstpage.training.defaults.EPOCHS", {"cpu": (1, 1), "cuda": (1, 1)})
+    monkeypatch.setattr("firstpage.training.defaults.EPOCHS", (1, 1))
     photos("photos", [f"{kind}/{number}.jpg" for kind in "abcdefgh" for number in range(4)])
     chosen = run("recipe", "--data", "photos")
     for line in ('backbone = "small"', 'score = "log"', "margin = 0.5", "size = "):

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from firstpage import figures
 from firstpage.data.sampler import GroupSampler
+from firstpage.figures.style import plot_curves
 from firstpage.recipes import Recipe
 from firstpage.runs import Record
 
@@ -169,3 +171,14 @@ def test_runs_of_one_name_are_told_apart_by_their_parents():
     assert [text.get_text() for text in legend.get_texts()] == ["topk/fold 0", "margin/fold 0"]
     twice = figures.plot_training_curves([runs[0], runs[0]]).axes[0]
     assert len(twice.lines) == 2
+
+
+@pytest.mark.parametrize(("curves", "beside"), [(5, False), (6, True)])
+def test_a_long_legend_covers_no_curve(curves, beside):
+    figure = plot_curves({f"method {number}": ([0, 1], [number, 1]) for number in range(curves)}, ("x", "y"))
+    FigureCanvasAgg(figure).draw()
+    [axes] = figure.axes
+    panel, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
+    assert bool(legend.x0 >= panel.x1) == beside
+    assert legend.x1 <= figure.bbox.x1
+    assert panel.width > 0.6 * 8 / 2.54 * figure.dpi  # as wide as without it

@@ -52,7 +52,7 @@ def test_what_is_chosen_can_be_trained(device, counts):
     assert len(split.train) == len(labels)
     seen = complete.schedule.epochs * len(split.train)
     assert complete.batch.size <= 128
-    assert seen >= min(20 * len(split.train), defaults.SEEN[device.type] / 2)
+    assert seen >= min(20 * len(split.train), defaults.SEEN / 2)
 
 
 @pytest.mark.usefixtures("_online")

@@ -31,8 +31,8 @@ from firstpage.recipes.recipe import Recipe
 
 IMAGES = 128  # in a batch
 PER_CLASS = {True: 4, False: 8}  # with pretrained weights or not: images of a class in a batch, at least
-SEEN = {"cuda": 180_000, "cpu": 50_000}  # training images in all epochs together, if the data is small
-EPOCHS = {"cuda": (8, 60), "cpu": (6, 40)}  # at least and at most
+SEEN = 180_000  # training images in all epochs together, if the data is small
+EPOCHS = (8, 60)  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
@@ -88,7 +88,7 @@ def default_recipe(
     >>> catalog = Catalog("x", Path(), paths, np.arange(2000) // 5, [str(name) for name in range(400)], {})
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"))
     >>> recipe.model.backbone, recipe.loss["name"], recipe.schedule.epochs, recipe.batch.images_per_class
-    ('small', 'topk', 39, 8)
+    ('small', 'topk', 60, 8)
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), ["model.weights=resnet50.safetensors"])
     >>> recipe.model.backbone, recipe.loss["name"]
     ('resnet50', 'first-page')
@@ -172,8 +172,8 @@ def _amount(catalog: Catalog, given: Recipe, device: str, per_class: int) -> lis
     except UserError:  # `fit` will say so
         return []
     images, classes = len(split.train), len(np.unique(catalog.labels[split.train]))
-    least, most = EPOCHS[device]
-    epochs = min(max(round(SEEN[device] / images), least), most)
+    least, most = EPOCHS
+    epochs = min(max(round(SEEN / images), least), most)
     per_class = min(max(per_class, math.ceil(IMAGES / classes)), 16)
     return [
         f"batch.images_per_class={per_class}",
