@@ -192,6 +192,15 @@ def test_a_thousand_dimensions(name, dtype):
     assert embeddings.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(("spread", "easy"), [(0.8, True), (10.0, False)])
+def test_a_whole_page_is_asked_for_where_most_first_results_are_right(spread, easy):
+    embeddings, labels = batch(11, count=16, spread=spread)
+    value = losses.TopKPrecision(k=(1, 3), margin=0.2, reduction="none", whole=True)(embeddings, labels)
+    torch.testing.assert_close(value, CASES["topk-whole"].oracle(oracles.Batch(embeddings, labels)))
+    pages = losses.TopKPrecision(k=(1, 3), margin=0.2, reduction="none")(embeddings, labels)
+    assert torch.equal(value, pages) != easy
+
+
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_compiles_to_one_graph(name, monkeypatch):
     torch.compiler.reset()

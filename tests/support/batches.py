@@ -68,6 +68,20 @@ def _margin_oracle(batch):
     return torch.stack(terms) * batch.query_count / max(1, active)
 
 
+def _topk_whole_oracle(batch):
+    """Pages of 1 and 3, or of all positives of each query where most queries have a right first result."""
+    asked, right = 0, 0
+    for q in range(batch.query_count):
+        positives = batch.positives(q)
+        ranking = sorted(positives + batch.negatives(q), key=lambda c: -batch.s(q, c).item())
+        asked += bool(positives)
+        right += bool(positives) and ranking[0] in positives
+    if right <= asked / 2:
+        return torch.stack([oracles.topk(batch, k, 0.2) for k in (1, 3)]).mean(dim=0)
+    lengths = [len(batch.positives(q)) for q in range(batch.query_count)]
+    return torch.stack([oracles.topk(batch, max(n, 1), 0.2)[q] for q, n in enumerate(lengths)])
+
+
 def pddm(**settings):
     """The loss of PDDM with layers that are not dead at any pair, which would make pairs equally similar."""
     loss = with_proxies("pddm")(**settings)
@@ -104,6 +118,7 @@ CASES = {
         k=[1, 3, 4],
         margin=0.2,
     ),
+    "topk-whole": _named("topk", _topk_whole_oracle, k=[1, 3], margin=0.2, whole=True),
     "margin": Case(margin_classes, _margin_oracle),
     "triplet-hard": _named(
         "triplet-hard",

@@ -97,14 +97,16 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     cpu, _ = default_recipe(catalog, CPU)
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
     assert cpu.batch.images_per_class == 8
-    assert complete_recipe(cpu, catalog).loss == defaults.TOPK
+    assert complete_recipe(cpu, catalog).loss == defaults.TOPK | defaults.LEARNED
     bare = Recipe.of({"loss": {"name": "topk"}, "model": {"weights": "file"}})
     assert complete_recipe(bare, catalog).loss == defaults.TOPK | {"k": 3, "margin": 0.3}
     assert complete_recipe(bare, photographs(*[11] * 60)).loss == defaults.TOPK | defaults.REFINED
     pairs = complete_recipe(bare.changed(["batch.images_per_class=2"]), catalog)
     assert pairs.loss == defaults.TOPK | defaults.REFINED_PAIRS
     pairs = complete_recipe(cpu.changed(["batch.images_per_class=2"]), catalog)
-    assert pairs.loss == complete_recipe(cpu, photographs(*[2] * 100)).loss == defaults.TOPK
+    assert (
+        pairs.loss == complete_recipe(cpu, photographs(*[2] * 100)).loss == defaults.TOPK | defaults.LEARNED
+    )
 
 
 @pytest.mark.usefixtures("_online")

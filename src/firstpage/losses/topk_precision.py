@@ -34,13 +34,33 @@ def topk_precision(pairs: Pairs, k: int | Sequence[int] = 5, margin: float = 0.1
     pages = [min(page, similarity.shape[1]) for page in (k if isinstance(k, Sequence) else [k])]
     longest = max(pages)
     none = torch.finfo(similarity.dtype).min  # where there is no further positive or negative
-    positives = torch.where(pairs.positive, similarity, none).topk(longest).values  # [Q, longest]
-    negatives = torch.where(pairs.negative, similarity, none).topk(longest).values.flip(1)
+    positives, negatives = (scores.topk(longest).values for scores in _split_scores(pairs))  # [Q, longest]
+    negatives = negatives.flip(1)
     if len(pages) > 1:
         positives = torch.cat([positives[:, :page] for page in pages], dim=1)
         negatives = torch.cat([negatives[:, longest - page :] for page in pages], dim=1)
     gaps = (negatives - positives + margin).relu()
     return masked_sum(gaps, positives > none) / len(pages)
+
+
+def whole_page(pairs: Pairs, margin: float = 0.1) -> Tensor:
+    """[Q]: ℓ_k with k the number of each query's positives: all of them before every negative.
+
+    Positive i of n, best first, is compared with the (n − i + 1)-th negative, as in `topk_precision`.
+
+    >>> scores = torch.tensor([[0.9, 0.5, 0.7, 0.2]])
+    >>> others = torch.stack([scores, (1 - scores**2).sqrt()], dim=-1)[0]
+    >>> pairs = Pairs.of(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), others, torch.tensor([1, 1, 0, 0]))
+    >>> whole_page(pairs, margin=0.0)  # 0.7 − 0.5
+    tensor([0.2000])
+    """
+    positives, negatives = (
+        scores.sort(dim=1, descending=True).values for scores in _split_scores(pairs)
+    )  # [Q, C]
+    count = pairs.positive.sum(dim=1, keepdim=True)
+    order = torch.arange(positives.shape[1], device=count.device)
+    opposite = negatives.gather(1, (count - 1 - order).clamp_min(0))
+    return masked_sum((opposite - positives + margin).relu(), order < count)
 
 
 def log_distance_score(pairs: Pairs) -> Pairs:
@@ -60,7 +80,8 @@ class TopKPrecision(Loss):
     that hold their places, and moves just those. γ·(negatives on the page) is a lower bound of it, and it is
     0 when the page is right by the margin: lowering ℓ_k raises precision at k (Theorems 1–4). For several k,
     such as `k=[1, 2, 4, 8, 16, 32]`, it is the mean over pages of these lengths: a query then learns from
-    more of its negatives, which matters where it has few positives.
+    more of its negatives, which matters where it has few positives. With `whole`, a batch in which most first
+    results are right asks for all positives of each query instead: easy data wants that, hard data does not.
 
     From: Lu et al., Sampling Wisely: Deep Image Embedding by Top-k Precision Optimization, ICCV 2019, Eq. 5.
 
@@ -83,6 +104,7 @@ class TopKPrecision(Loss):
         decorrelation: weight of ‖Cov(f) − I‖_F over the batch, which the paper does not mention.
         reduction: over queries.
         score: what candidates are ranked by: `cosine`, or `log` for −log of the distance.
+        whole: where most queries of a batch have a right first result, take k = the positives of each.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]])
     >>> TopKPrecision(k=1)(embeddings, torch.tensor([0, 0, 1, 1]))
@@ -96,6 +118,7 @@ class TopKPrecision(Loss):
         decorrelation: float = 0.0,
         reduction: Reduction = "mean",
         score: Literal["cosine", "log"] = "cosine",
+        whole: bool = False,
     ) -> None:
         super().__init__(reduction)
         pages = k if isinstance(k, Sequence) else (k,)
@@ -115,11 +138,14 @@ class TopKPrecision(Loss):
         self.margin = margin
         self.decorrelation = decorrelation
         self.score = score
+        self.whole = whole
 
     def terms(self, pairs: Pairs) -> Tensor:
         """[Q]: ℓ_k of each query."""
         scored = log_distance_score(pairs) if self.score == "log" else pairs
         terms = topk_precision(scored, self.k, self.margin)
+        if self.whole:
+            terms = torch.where(_are_most_right(scored), whole_page(scored, self.margin), terms)
         if self.decorrelation:
             vectors = pairs.unit_queries
             centered = vectors - vectors.mean(dim=0)
@@ -127,3 +153,17 @@ class TopKPrecision(Loss):
             identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
             terms = terms + self.decorrelation * torch.linalg.matrix_norm(covariance - identity)
         return terms
+
+
+def _split_scores(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """[Q, C] scores of positives and of negatives, the least number where a candidate is not one."""
+    none = torch.finfo(pairs.similarity.dtype).min
+    positives = torch.where(pairs.positive, pairs.similarity, none)
+    return positives, torch.where(pairs.negative, pairs.similarity, none)
+
+
+def _are_most_right(pairs: Pairs) -> Tensor:
+    """[]: whether more than half of the queries that have positives have one before every negative."""
+    positives, negatives = _split_scores(pairs)
+    right = positives.amax(dim=1) > negatives.amax(dim=1)
+    return 2 * right.count_nonzero() > pairs.positive.any(dim=1).count_nonzero()

@@ -37,7 +37,7 @@ def make_criteria(
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> make_criteria({"name": "topk", "k": 1}, model, classes=10, images=100)[0]
-    TopKPrecision(reduction='mean', k=1, margin=0.1, decorrelation=0.0, score='cosine')
+    TopKPrecision(reduction='mean', k=1, margin=0.1, decorrelation=0.0, score='cosine', whole=False)
     """
     chosen = EnsembleSettings() if ensemble is None else ensemble
     if loss is not None:

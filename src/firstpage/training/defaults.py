@@ -7,7 +7,8 @@ Everything is written into the recipe of the run, and whatever the user sets is 
   from the start. Where classes have a handful of images, all of them belong on the first page, so k is the
   number of positives in a batch instead of 1; and proxies, learned from a handful, count less.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, over pages of several
-  lengths, by which a query learns from other negatives than the hardest, too; at a high rate.
+  lengths, by which a query learns from other negatives than the hardest, too; over a page of all positives
+  once most first results of a batch are right; at a high rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
 - **Batches** of 128 images, four of each class, eight from random weights, more where there are few classes.
@@ -36,7 +37,8 @@ EPOCHS = (8, 60)  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
-TOPK = {"name": "topk", "k": [1, 2, 4, 8, 16, 32], "margin": 0.5, "score": "log"}  # from random weights
+TOPK: dict[str, object] = {"name": "topk", "score": "log"}
+LEARNED: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32], "margin": 0.5, "whole": True}  # from random weights
 REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
@@ -51,7 +53,7 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     >>> from pathlib import Path
     >>> catalog = Catalog("x", Path(), list("abcdefghij"), np.arange(10) // 5, ["a", "b"], {})
     >>> complete_recipe(Recipe.of({"loss": {"name": "topk"}}), catalog).loss
-    {'name': 'topk', 'k': [1, 2, 4, 8, 16, 32], 'margin': 0.5, 'score': 'log'}
+    {'name': 'topk', 'score': 'log', 'k': [1, 2, 4, 8, 16, 32], 'margin': 0.5, 'whole': True}
     >>> complete_recipe(Recipe.of({"loss": {"name": "first-page"}}), catalog).loss  # five images a class
     {'name': 'first-page', 'k': 3, 'margin': 0.3, 'weight': 30.0}
     """
@@ -66,7 +68,7 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         recipe = replace(recipe, loss=recipe.loss | whole | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
         refined = REFINED | whole if positives > 1 else REFINED_PAIRS
-        recipe = replace(recipe, loss=TOPK | ({} if recipe.model.weights is None else refined))
+        recipe = replace(recipe, loss=TOPK | (LEARNED if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
 
 
