@@ -146,7 +146,7 @@ def plot_training(
         axes.plot([*values], [*values.values()], label=escape_label(name), **line)
     axes.set_xlim(0, None)
     style.label(axes, "epoch", f"{metric} (%)")
-    style.legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    style.legend(axes, beside=True)
     return figure
 
 
@@ -231,7 +231,7 @@ def plot_sweep(
     axes.set_xticks([], minor=True)
     style.label(axes, _NAMES.get(setting, setting), f"{metric} (%)")
     if len(lines) > 1:
-        style.legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        style.legend(axes, beside=True)
     return figure
 
 

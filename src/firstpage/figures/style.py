@@ -91,11 +91,17 @@ class Style:
         if title:
             axes.set_title(title, fontsize=TEXT, color=self.foreground)
 
-    def legend(self, axes: Axes, **settings: Any) -> None:  # noqa: ANN401
-        """Add a translucent legend without a border, by default where it covers least; a long one beside."""
+    def legend(self, axes: Axes, *, beside: bool = False, **settings: Any) -> None:  # noqa: ANN401
+        """Add a translucent legend without a border, by default where it covers least.
+
+        One of many entries is beside the panel, for which the figure gets wider; `beside` puts any there, in
+        a figure that has room for it.
+        """
         figure, entries = axes.figure, axes.get_legend_handles_labels()[0]
-        if len(entries) > MANY and isinstance(figure, Figure) and "bbox_to_anchor" not in settings:
+        if not beside and len(entries) > MANY and isinstance(figure, Figure):
             figure.set_figwidth(figure.get_figwidth() + BESIDE / 2.54)
+            beside = True
+        if beside:
             settings = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(
             fontsize=SMALL,
