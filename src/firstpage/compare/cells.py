@@ -32,7 +32,7 @@ from firstpage.runs.folder import fingerprint
 from firstpage.training.loop import fit
 from firstpage.training.members import fit_members
 from firstpage.training.result import Result
-from firstpage.training.stopping import Stopped
+from firstpage.training.stopping import Stopped, StopSignals
 
 PROTOCOLS = ("paper", "fair")
 
@@ -304,7 +304,8 @@ def _stopping_at(end: float | None) -> Iterator[None]:
         return
 
     def stop(number: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # between trainings
+        handler = signal.getsignal(signal.SIGTERM)
+        if not isinstance(getattr(handler, "__self__", None), StopSignals):  # between trainings
             raise Stopped("", signal.SIGALRM)
         signal.raise_signal(signal.SIGTERM)
 

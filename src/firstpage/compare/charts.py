@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from firstpage import losses
 from firstpage.compare.summary import Measured
 from firstpage.compare.tables import Table
-from firstpage.figures.style import SMALL, Style, escape_label, make_style
+from firstpage.figures.style import SMALL, Style, escape_label, make_style, wrap_label
 from firstpage.recipes.recipe import Recipe
 
 CURVES = 10  # the most methods in a figure of curves
@@ -90,7 +90,9 @@ def plot_bars(measured: Sequence[Measured], metric: str, *, style: Style | None 
     ['64.0']
     """
     style = style or make_style()
-    figure, (axes,) = style.panels(width=12.0, height=1.6 + 0.55 * len(measured))
+    names = [wrap_label(escape_label(each.row.name)) for each in measured]
+    lines = sum(1 + 0.6 * name.count("\n") for name in names)
+    figure, (axes,) = style.panels(width=12.0, height=1.6 + 0.55 * lines)
     places = [float(place) for place in range(len(measured))]
     means, halves = np.array([each.mean(metric) for each in measured]).T
     known = np.nan_to_num(halves)
@@ -103,7 +105,7 @@ def plot_bars(measured: Sequence[Measured], metric: str, *, style: Style | None 
     text: dict[str, Any] = {"va": "center", "fontsize": SMALL, "color": style.foreground}
     for place, mean in zip(places, means, strict=True):  # in a column, so that none is taken for the paper's
         axes.text(1.01, place, f"{mean:.1f}", transform=axes.get_yaxis_transform(), **text)
-    axes.set_yticks(places, [escape_label(each.row.name) for each in measured])
+    axes.set_yticks(places, names)
     axes.set(xlim=(0, min(1.05 * most, 100.0)), ylim=(len(measured) - 0.4, -0.6))
     axes.grid(visible=False, axis="y")
     style.label(axes, f"{metric} (%)")

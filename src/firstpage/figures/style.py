@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ _DATES = {".svg": "Date", ".pdf": "CreationDate"}  # metadata omitted to make fi
 DPI = 300
 TEXT, SMALL = 8.0, 7.0  # font sizes in points, for a figure 8 cm wide
 MANY, BESIDE = 5, 4.5  # entries of a legend above which it is beside the panel; what it is wide there, in cm
+LINE = 44  # characters of a name in one line
 _LINES: tuple[Any, ...] = (
     "-",
     (0, (4, 1.5)),
@@ -97,13 +99,15 @@ class Style:
         One of many entries is beside the panel, for which the figure gets wider; `beside` puts any there, in
         a figure that has room for it.
         """
-        figure, entries = axes.figure, axes.get_legend_handles_labels()[0]
+        figure, (entries, names) = axes.figure, axes.get_legend_handles_labels()
         if not beside and len(entries) > MANY and isinstance(figure, Figure):
             figure.set_figwidth(figure.get_figwidth() + BESIDE / 2.54)
             beside = True
         if beside:
             settings = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(
+            entries,
+            [wrap_label(name) for name in names],
             fontsize=SMALL,
             labelcolor=self.foreground,
             facecolor=self.background,
@@ -139,6 +143,15 @@ def escape_label(name: str) -> str:
     ' _price in \\$'
     """
     return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
+
+
+def wrap_label(name: str) -> str:
+    r"""Break a long name into lines, so that it leaves room for what it stands beside.
+
+    >>> wrap_label("Top-k precision, three levels of the network, neighboring classes")
+    'Top-k precision, three levels of the\nnetwork, neighboring classes'
+    """
+    return "\n".join(wrap(name, LINE)) if len(name) > LINE else name
 
 
 def plot_curves(

@@ -22,15 +22,14 @@ def spectral_clustering(pairs: Pairs, ridge: float = 1e-3) -> Tensor:
     with full_precision(pairs.queries):
         # At the optimum most dimensions are unused: float32 could not factor that, float64 with a ridge can.
         # (The checked `cholesky` would wait for the device to say so.)
-        queries, candidates = pairs.unit_queries, pairs.unit_candidates
-        gram = (candidates.T @ candidates).double()  # [D, D]
+        queries, candidates = pairs.unit_queries.double(), pairs.unit_candidates.double()
+        gram = candidates.T @ candidates  # [D, D]
         identity = torch.eye(dimensions, dtype=gram.dtype, device=gram.device)
         factor, _ = torch.linalg.cholesky_ex(gram + ridge * images / dimensions * identity)
-        solved = torch.cholesky_solve(candidates.T.double(), factor)
-        projector = queries @ solved.to(queries.dtype)  # [Q, C]
+        projector = queries @ torch.cholesky_solve(candidates.T, factor)  # [Q, C]
         same = (pairs.labels[:, None] == pairs.candidate_labels[None, :]).to(projector.dtype)
         ideal = same / same.sum(dim=1, keepdim=True).clamp_min(1)
-        return (ideal - projector).square().sum(dim=1) / 2
+        return ((ideal - projector).square().sum(dim=1) / 2).to(pairs.queries.dtype)
 
 
 class SpectralClustering(Loss):

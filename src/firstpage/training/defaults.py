@@ -5,7 +5,8 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 - **With pretrained weights**: the product's own objective, `first-page`, at a low learning rate, after three
   epochs for the head alone; a loss without proxies that the user names instead learns at 2e-5, the network
   from the start. Where classes have a handful of images, all of them belong on the first page, so k is the
-  number of positives in a batch instead of 1; and proxies, learned from a handful, count less.
+  number of positives in a batch instead of 1; proxies, learned from a handful, count less; and the learning
+  rate falls slowly, along a cosine, instead of by half early and often.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, over pages of several
   lengths, by which a query learns from other negatives than the hardest, too; over a page of all positives
   once most first results of a batch are right; at a high rate.
@@ -45,6 +46,7 @@ FIRST_PAGE: dict[str, object] = {"name": "first-page"}
 SMALL = 10  # images of a class, at the median, that all belong on the first page
 WHOLE = 0.3  # the margin where they do
 PAGES = 30.0  # the weight of the page beside the proxies there
+HALVED = ("schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]", "schedule.factor=0.5")
 
 
 def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
@@ -60,8 +62,7 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     if "given" not in recipe.loss:  # which stands for a loss object
         settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
-    counts = np.bincount(catalog.labels)
-    typical = float(np.median(counts[counts > 0])) if len(catalog) else 0.0  # images of a class
+    typical = _typical_class(catalog)
     positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
     whole = {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
     if recipe.loss == {"name": "first-page"} and whole:
@@ -70,6 +71,12 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         refined = REFINED | whole if positives > 1 else REFINED_PAIRS
         recipe = replace(recipe, loss=TOPK | (LEARNED if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
+
+
+def _typical_class(catalog: Catalog) -> float:
+    """Return how many images a class has, at the median."""
+    counts = np.bincount(catalog.labels)
+    return float(np.median(counts[counts > 0])) if len(catalog) else 0.0
 
 
 def default_recipe(
@@ -109,14 +116,19 @@ def default_recipe(
     settings = [
         f"model.backbone={backbone}",
         *([f"model.weights={weights}"] if weights is not None else []),
-        *_network(backbone, weights is not None, given.loss if "loss.name" in chosen else FIRST_PAGE),
+        *_network(
+            backbone,
+            weights is not None,
+            given.loss if "loss.name" in chosen else FIRST_PAGE,
+            slowly=_typical_class(catalog) <= SMALL,
+        ),
         *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
         *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[weights is not None]),
     ]
     return Recipe().changed([*settings, *changes]), notes
 
 
-def _network(backbone: str, pretrained: bool, loss: Mapping[str, object]) -> list[str]:
+def _network(backbone: str, pretrained: bool, loss: Mapping[str, object], slowly: bool) -> list[str]:
     """Return loss, rates, schedule, and the image size of the small network."""
     transformer = "vit" in backbone
     if pretrained:
@@ -133,8 +145,7 @@ def _network(backbone: str, pretrained: bool, loss: Mapping[str, object]) -> lis
             "optimizer.head=1.0",
             f"optimizer.loss={1000.0 if transformer else 100.0}",  # proxies learn at 0.01
             "schedule.head_epochs=3",
-            "schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]",
-            "schedule.factor=0.5",
+            *(["schedule.kind=cosine"] if slowly and loss == FIRST_PAGE else HALVED),
         ]
     size = ["model.dim=128", "model.stored=72", "model.crop=64"] if backbone == "small" else []
     return [
