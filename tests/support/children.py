@@ -8,8 +8,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 CONTEXT = get_context("forkserver")
+# The compiler takes two seconds, and torch imports it for optimizers that a test has changed.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "firstpage.training", "torch.distributed.run", "torch.utils.tensorboard"]
+    ["pytest", "firstpage.training", "torch.distributed.run", "torch.utils.tensorboard", "torch._dynamo"]
 )
 
 

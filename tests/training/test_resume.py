@@ -215,10 +215,13 @@ def _signalled(monkeypatch, request):
     def signalled(*arguments):
         steps[0] += 1
         for number in request.param if steps[0] == 5 else ():
-            signal.raise_signal(number)  # `os.kill` may reach another thread, and two of them arrive as one
+            os.kill(os.getpid(), number)
         return step(*arguments)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", signalled)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_signalled")
@@ -240,7 +243,7 @@ def _signalled_in_evaluation(monkeypatch, request):
     def signalled(*arguments, **options):
         calls[0] += 1
         if calls[0] == number:
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
             pytest.fail("the evaluation goes on")
         return embed(*arguments, **options)
 

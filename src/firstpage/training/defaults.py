@@ -40,6 +40,7 @@ SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go tog
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
 TOPK: dict[str, object] = {"name": "topk", "score": "log"}
 LEARNED: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32], "margin": 0.5, "whole": True}  # from random weights
+LEARNED_PAIRS: dict[str, object] = LEARNED | {"k": [1, 2, 4, 8, 16, 32, 64]}  # of one positive each
 REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
@@ -68,8 +69,10 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     if recipe.loss == {"name": "first-page"} and whole:
         recipe = replace(recipe, loss=recipe.loss | whole | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
-        refined = REFINED | whole if positives > 1 else REFINED_PAIRS
-        recipe = replace(recipe, loss=TOPK | (LEARNED if recipe.model.weights is None else refined))
+        several = positives > 1
+        learned = LEARNED if several else LEARNED_PAIRS
+        refined = REFINED | whole if several else REFINED_PAIRS
+        recipe = replace(recipe, loss=TOPK | (learned if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
 
 
