@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from compared import OURS, Case, Options, measure
+from threadpoolctl import threadpool_limits
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "pytorch-metric-learning", "faiss-cpu", "scikit-learn", "numpy")
@@ -179,7 +180,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--per-class", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.0, help="about how long a case takes turns")
-    parser.add_argument("--threads", type=int, help="of torch on the CPU; all by default")
+    parser.add_argument("--threads", type=int, help="on the CPU; all by default")
     parser.add_argument(
         "--clock", choices=("wall", "processor"), default="wall", help="processor: others compute too"
     )
@@ -189,6 +190,7 @@ def main() -> None:
     device = torch.device(given.device)
     if given.threads:
         torch.set_num_threads(given.threads)
+        threadpool_limits(given.threads)  # of NumPy's and FAISS's own
     warnings.filterwarnings("ignore", module="pytorch_metric_learning")
     sizes = given.sizes, given.dim, given.per_class
     options = Options(device, *sizes, given.seconds, given.clock, given.only)
