@@ -66,6 +66,12 @@ def test_pooling_of_tokens_leaves_the_class_token_out():
         Pooling("mean")
 
 
+def test_a_head_has_no_more_components_than_there_are_features():
+    assert small(head="pca", dim=192).dim == 192
+    with pytest.raises(ValueError, match=r"^model\.dim=193: small has only 192 features, .*use at most 192"):
+        small(head="pca", dim=193)
+
+
 def test_files_images_arrays_and_stored_pixels_embed_alike(photos, tmp_path):
     model = small()
     paths = [photos.path(row) for row in range(5)]

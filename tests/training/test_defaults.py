@@ -115,8 +115,8 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
         ([6] * 100, 4, {"k": 3, "margin": 0.3}),
         ([3] * 100 + [90] * 40, 4, {"k": 2, "margin": 0.3}),  # a few large classes do not count
         ([10] * 20, 16, {"k": 9, "margin": 0.3}),
-        ([6] * 100, 2, {}),
-        ([2] * 100, 4, {}),
+        ([6] * 100, 2, {"k": 5, "margin": 0.3}),  # one positive for each query
+        ([2] * 100, 4, {"k": 5, "margin": 0.3}),
         ([11] * 60, 4, {}),
     ],
 )
@@ -127,6 +127,23 @@ def test_all_images_of_small_classes_belong_on_the_first_page(counts, images_per
     assert complete_recipe(recipe, catalog).loss == {"name": "first-page"} | expected | weight
     given = recipe.changed(["loss.k=1"])
     assert complete_recipe(given, catalog).loss == {"name": "first-page", "k": 1}
+
+
+@pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize(
+    ("changes", "head"),
+    [
+        ([], "linear"),
+        (["model.dim=129"], "linear"),
+        (["model.dim=128"], "pca"),
+        (["model.dim=128", "model.head=mlp"], "mlp"),
+        (["model.dim=64", "model.backbone=timm:resnet10t"], "linear"),  # which may have fewer features
+        (["model.dim=64", "model.backbone=small"], "linear"),  # from random weights
+    ],
+)
+def test_a_narrow_head_starts_at_the_principal_components_of_pretrained_features(changes, head):
+    weights = [] if "model.backbone=small" in changes else ["model.weights=own.safetensors"]
+    assert default_recipe(photographs(*[6] * 100), GPU, [*weights, *changes])[0].model.head == head
 
 
 @pytest.mark.usefixtures("_offline")

@@ -16,7 +16,7 @@ from firstpage import cli, recipes, training
 from firstpage.data import Catalog, read
 from firstpage.data.framing import as_pair
 from firstpage.data.splits import split_catalog
-from firstpage.models import Embedder
+from firstpage.models import Embedder, components
 from firstpage.recipes import Recipe
 from firstpage.training import display, duration, job, loop, timer
 from firstpage.training.folds import summary
@@ -115,6 +115,7 @@ def test_what_ran_runs_again_to_the_same_numbers(run, stripes, tmp_path):
     "changes",
     [
         ["model.head=multilevel", "loss.name=rll"],
+        ["model.head=pca", "model.layer_norm=true"],
         ["train.ema=0.9", "optimizer.clip=1.0", "optimizer.name=sgd"],
         ["loss.name=proxy-nca", "schedule.head_epochs=1"],
         ["loss.name=margin", "loss.classes=true", "loss.images=true", "model.freeze_batch_norm=true"],
@@ -126,6 +127,18 @@ def test_every_kind_of_run_ends_with_figures(run, stripes, changes):
     result = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
     assert 0 <= result.test["P@1"] <= 100
     assert len(result.history) == 3
+
+
+def test_principal_components_are_of_some_images_where_there_are_many(run, stripes, monkeypatch):
+    monkeypatch.setattr(components, "MOST", 60)
+    seen, inputs = [], Embedder.inputs
+    recording = lambda self, images, rows, *rest: (seen.append(rows), inputs(self, images, rows, *rest))[1]  # noqa: E731
+    monkeypatch.setattr(Embedder, "inputs", recording)
+    changes = ["model.head=pca", "schedule.epochs=0", "train.seed=3"]
+    fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False)
+    rows = seen[0]
+    assert len(set(rows)) == 60
+    assert set(rows) <= set(stripes.splits["train"])
 
 
 def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
@@ -142,6 +155,33 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
             if part.endswith("weight") and mine.ndim > 1
         }
         assert all(moved[part] == (epochs == 2 or part.startswith("heads.")) for part in moved)
+
+
+def test_a_head_of_principal_components_begins_with_those_of_the_training_images(run, stripes, monkeypatch):
+    jobs, start = [], job.TrainJob.start_head
+    monkeypatch.setattr(job.TrainJob, "start_head", lambda self: (start(self), jobs.append(self)))
+    changes = [
+        "model.head=pca",
+        "model.dim=5",
+        "model.standardize=false",
+        "schedule.epochs=0",
+        "train.ema=0.9",
+    ]
+    began = fit(recipe(*changes), stripes, None, cache=run[0] / "cache", progress=False).model
+    features = Embedder(replace(recipe(*changes).model, head="none"))
+    features.backbone.load_state_dict(began.backbone.state_dict())
+    images = [stripes.path(row) for row in stripes.splits["train"]]
+    with torch.inference_mode():
+        values = np.concatenate(
+            [features.eval().raw(part)[0] for part in features.inputs(images, np.arange(len(images)))]
+        ).astype(np.float64)
+    _, _, components = np.linalg.svd(values - values.mean(0), full_matrices=False)
+    weight, bias = (value.detach().numpy() for value in began.heads[0][-1].parameters())
+    np.testing.assert_allclose(np.abs((weight * components[:5]).sum(1)), 1, atol=1e-4)
+    np.testing.assert_allclose(bias, -weight @ values.mean(0), atol=1e-4)
+    for model in (jobs[0].model, jobs[0].eval_model):  # and so does what a collapse is mended with
+        for name, value in model.heads.state_dict().items():
+            assert torch.equal(value, jobs[0].state.best_weights[f"heads.{name}"])
 
 
 def test_the_average_of_the_weights_is_what_is_kept(run, stripes, tmp_path, monkeypatch):

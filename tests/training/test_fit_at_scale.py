@@ -97,7 +97,11 @@ def test_three_ranks_with_memory_and_chunks(plain, tmp_path):
     assert losses_of(tmp_path / "run") == pytest.approx(wanted_losses, rel=1e-4)
 
 
-SYSTEMS = (("loss.name=htl", "batch.neighbors=2"), ("loss.name=pddm", "model.rerank=true"))
+SYSTEMS = (
+    ("loss.name=htl", "batch.neighbors=2"),
+    ("loss.name=pddm", "model.rerank=true"),
+    ("model.head=pca", "batch.size=18"),
+)
 
 
 @pytest.mark.parametrize("changes", SYSTEMS, ids=lambda changes: changes[0])

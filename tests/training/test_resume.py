@@ -64,7 +64,8 @@ RECIPES = {  # each has another kind of state to lose
     "proxies": ["loss.name=proxy-nca", "optimizer.name=sgd", "optimizer.clip=0.5", "batch.chunk=8"],
     "htl": ["loss.name=htl", "batch.neighbors=1", "train.survey_every=2"],
     "pddm": ["loss.name=pddm", "model.rerank=true", "train.ema=0.8"],
-    "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2"],  # stops after step 6
+    # it stops after step 6; a head that began with the components of the images goes on as it was
+    "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2", "model.head=pca"],
     "cascade": [
         "schedule.epochs=2",
         "model.head=multilevel",

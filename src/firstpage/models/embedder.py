@@ -98,6 +98,11 @@ class Embedder(nn.Module):
         )
         self.level_dims, self.dim = dims, sum(dims)
         sizes = (self.dim,) if settings.head == "split" else dims[: len(widths)]
+        if settings.head == "pca" and settings.dim > widths[0]:
+            raise UserError(
+                f"model.dim={settings.dim}: {settings.backbone} has only {widths[0]} features, of whose "
+                f"components model.head='pca' keeps the first: use at most {widths[0]}, or model.head=linear"
+            )
         self.heads = nn.ModuleList(
             Head(width, size, settings, self.backbone.prefix_tokens)
             for width, size in zip(widths, sizes, strict=True)
@@ -216,7 +221,6 @@ class Embedder(nn.Module):
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
         half = device.type == "cuda" if half is None else half
-        size = self._batch_size() if batch_size is None else batch_size
         keep_freed_memory(device)
         self.eval()
         vectors = []
@@ -225,15 +229,14 @@ class Embedder(nn.Module):
                 progress_bar("embedding", len(chosen), progress is True) as advance,
                 torch.autocast(device.type, torch.bfloat16, enabled=half),
             ):
-                for pixels in self._pixels(images, chosen, size):
-                    network_input = self.preprocess(pixels.to(device))
+                for network_input in self.inputs(images, chosen, batch_size):
                     embedded = self(network_input)
                     if flip:
                         embedded = unit(embedded + self(network_input.flip(3)))
                     vectors.append(embedded)
                     if len(vectors) > 1:  # a GPU is waited for once it has the next batch
                         vectors[-2] = vectors[-2].cpu()
-                    (progress if callable(progress) else advance)(len(pixels))
+                    (progress if callable(progress) else advance)(len(network_input))
         finally:
             self.train(was_training)
         return torch.cat([batch.cpu() for batch in vectors]) if vectors else torch.empty(0, self.dim)
@@ -255,6 +258,23 @@ class Embedder(nn.Module):
         """
         height, width = as_pair(self.preprocess.size)
         return 256 if self.device.type == "cuda" else max(4, min(256, 2**19 // (height * width)))
+
+    def inputs(self, images: Any, rows: np.ndarray, batch_size: int | None = None) -> Iterator[Tensor]:  # noqa: ANN401
+        """Yield what the network sees of many images, a batch at a time, on its device.
+
+        Args:
+            images: As in `embed`.
+            rows: Row indices of the images.
+            batch_size: As in `embed`.
+
+        >>> model = Embedder.create(backbone="small", dim=4, stored=48, crop=40)
+        >>> images = [np.zeros((60, 80, 3), np.uint8)] * 5
+        >>> [batch.shape[0] for batch in model.inputs(images, np.arange(5), batch_size=2)]
+        [2, 2, 1]
+        """
+        size = self._batch_size() if batch_size is None else batch_size
+        for pixels in self._pixels(images, rows, size):
+            yield self.preprocess(pixels.to(self.device))
 
     def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch | Tensor]:  # noqa: ANN401
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]

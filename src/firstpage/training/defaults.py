@@ -10,6 +10,8 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, over pages of several
   lengths, by which a query learns from other negatives than the hardest, too; over a page of all positives
   once most first results of a batch are right; at a high rate.
+- **A narrow embedding** of pretrained features, of 128 dimensions or fewer, starts at their principal
+  components.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
 - **Batches** of 128 images, four of each class, eight from random weights, more where there are few classes.
@@ -42,11 +44,12 @@ TOPK: dict[str, object] = {"name": "topk", "score": "log"}
 LEARNED: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32], "margin": 0.5, "whole": True}  # from random weights
 LEARNED_PAIRS: dict[str, object] = LEARNED | {"k": [1, 2, 4, 8, 16, 32, 64]}  # of one positive each
 REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
-REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise
+REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise, of one positive each
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
 SMALL = 10  # images of a class, at the median, that all belong on the first page
 WHOLE = 0.3  # the margin where they do
 PAGES = 30.0  # the weight of the page beside the proxies there
+NARROW = 128  # dimensions, up to which a head of random weights loses much of what pretrained features know
 HALVED = ("schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]", "schedule.factor=0.5")
 
 
@@ -65,13 +68,13 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
     typical = _typical_class(catalog)
     positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
-    whole = {"k": positives, "margin": WHOLE} if typical <= SMALL and positives > 1 else {}
-    if recipe.loss == {"name": "first-page"} and whole:
+    several, small = positives > 1, typical <= SMALL
+    whole = {"k": positives, "margin": WHOLE} if several else REFINED_PAIRS
+    if recipe.loss == {"name": "first-page"} and small:
         recipe = replace(recipe, loss=recipe.loss | whole | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
-        several = positives > 1
         learned = LEARNED if several else LEARNED_PAIRS
-        refined = REFINED | whole if several else REFINED_PAIRS
+        refined = whole if small or not several else REFINED
         recipe = replace(recipe, loss=TOPK | (learned if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
 
@@ -125,6 +128,7 @@ def default_recipe(
             given.loss if "loss.name" in chosen else FIRST_PAGE,
             slowly=_typical_class(catalog) <= SMALL,
         ),
+        *(["model.head=pca"] if weights is not None and _is_narrow(given, backbone) else []),
         *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
         *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[weights is not None]),
     ]
@@ -160,6 +164,11 @@ def _network(backbone: str, pretrained: bool, loss: Mapping[str, object], slowly
         "schedule.kind=cosine",
         "schedule.warmup=1.0",
     ]
+
+
+def _is_narrow(given: Recipe, backbone: str) -> bool:
+    """Return whether the embedding has far fewer dimensions than the features of a network of ours."""
+    return given.model.dim <= NARROW and ":" not in backbone
 
 
 def _has_proxies(loss: object) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery
 from firstpage.errors import UserError
+from firstpage.models.components import start_at_components
 from firstpage.models.device import keep_freed_memory
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
@@ -106,6 +107,18 @@ class TrainJob:
         for parameter in self._backbone:
             parameter.requires_grad_(not frozen)
         self.step.is_frozen = frozen
+
+    def start_head(self) -> None:
+        """Give a new model the head that `model.head` asks for; for `pca`, look at the training images."""
+        if self.recipe.model.head != "pca":
+            return
+        if self.ranks.is_first:
+            rows, seed = self.setup.split.train, self.recipe.train.seed
+            start_at_components(self.model, self.pixels, rows, half=self.step.half, seed=seed)
+        started = self.model.heads.state_dict()
+        self.ranks.broadcast_tensors(started.values())
+        self.eval_model.heads.load_state_dict(started)
+        self.state.best_weights = copy.deepcopy(self.model.state_dict())  # as yet
 
     def survey(self) -> None:
         """Show all training images, embedded, to the sampler and the losses that ask for them.

@@ -134,6 +134,7 @@ def _train(
         # Without splits of its own, the data may grow: what was trained on must not be tested later.
         classes = [] if catalog.splits else split.train_classes(catalog)
         run.begin(recipe, catalog, str(job.model.device), classes)
+        job.start_head()
     else:
         with checkpoints.explain_mismatch():
             state.load_state_dict(saved)
