@@ -19,6 +19,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -190,7 +191,9 @@ def main() -> None:
     device = torch.device(given.device)
     if given.threads:
         torch.set_num_threads(given.threads)
-        threadpool_limits(given.threads)  # of NumPy's and FAISS's own
+        with suppress(ImportError):
+            import faiss  # noqa: F401 - whose threads are limited only if it is there
+        threadpool_limits(given.threads)  # those of NumPy and FAISS
     warnings.filterwarnings("ignore", module="pytorch_metric_learning")
     sizes = given.sizes, given.dim, given.per_class
     options = Options(device, *sizes, given.seconds, given.clock, given.only)

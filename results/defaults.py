@@ -60,7 +60,8 @@ def derived(folder: Path) -> Iterator[tuple[str, Images]]:
     draw = random.Random(5)
     birds, products = (classes_of(folder, f"{name}/*/*.jpg") for name in ("CUB_200_2011/images", "products"))
     if birds:
-        names = draw.sample(sorted(birds), len(birds))
+        names = sorted(birds)
+        draw.shuffle(names)
         sizes = [max(1, round(58 * (1 - place / len(names)) ** 3)) for place in range(len(names))]
         tail = [
             draw.sample(birds[name], min(size, len(birds[name])))

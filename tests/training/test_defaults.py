@@ -131,6 +131,26 @@ def test_all_images_of_small_classes_belong_on_the_first_page(counts, images_per
 
 @pytest.mark.usefixtures("_online")
 @pytest.mark.parametrize(
+    ("counts", "lr"),
+    [
+        ([40] * 125, 1e-4),
+        ([40] * 110, 3e-5),  # four fifths of four fifths are fewer than 3,000
+        ([7] * 200, 3e-5),
+        ([2] * 1000, 1e-4),  # pairs
+    ],
+)
+def test_few_images_are_learned_more_slowly(counts, lr):
+    settings = default_recipe(photographs(*counts), GPU)[0].optimizer
+    assert settings.lr == lr
+    assert settings.lr * settings.head == pytest.approx(1e-4, rel=0.11)
+    assert settings.lr * settings.loss == pytest.approx(1e-2, rel=0.11)
+    transformer = ["model.backbone=vit_small_14", "model.weights=vit.safetensors"]
+    vit = default_recipe(photographs(*counts), GPU, transformer)[0].optimizer
+    assert (vit.lr, vit.head, vit.loss) == (1e-5, 1.0, 1000.0)
+
+
+@pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize(
     ("changes", "head"),
     [
         ([], "linear"),
@@ -143,7 +163,11 @@ def test_all_images_of_small_classes_belong_on_the_first_page(counts, images_per
 )
 def test_a_narrow_head_starts_at_the_principal_components_of_pretrained_features(changes, head):
     weights = [] if "model.backbone=small" in changes else ["model.weights=own.safetensors"]
-    assert default_recipe(photographs(*[6] * 100), GPU, [*weights, *changes])[0].model.head == head
+    recipe, _ = default_recipe(photographs(*[6] * 1000), GPU, [*weights, *changes])
+    faster = "model.dim=128" in changes  # whatever the head
+    assert (recipe.model.head, recipe.optimizer.head) == (head, 10.0 if faster else 1.0)
+    margin, _ = default_recipe(photographs(*[6] * 1000), GPU, [*weights, *changes, "loss.name=margin"])
+    assert margin.optimizer.head == (50.0 if faster else 5.0 if weights else 1.0)
 
 
 @pytest.mark.usefixtures("_offline")

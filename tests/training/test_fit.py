@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import signal
 import tomllib
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
 from firstpage.training.result import Result
 from firstpage.training.state import TrainState
+from firstpage.training.stopping import Stopped
 from support.striped import write_stripes
 
 fit, fit_folds = partial(training.fit, device="cpu"), partial(training.fit_folds, device="cpu")
@@ -129,8 +131,23 @@ def test_every_kind_of_run_ends_with_figures(run, stripes, changes):
     assert len(result.history) == 3
 
 
+def test_a_run_that_was_stopped_while_its_head_started_starts_it_again(run, stripes, tmp_path, monkeypatch):
+    given = recipe("model.head=pca", "schedule.epochs=1")
+
+    def stop(*_, **__):
+        raise Stopped("stopped", signal.SIGTERM)
+
+    monkeypatch.setattr(job, "start_at_components", stop)
+    with pytest.raises(Stopped):
+        fit(given, stripes, tmp_path, cache=run[0] / "cache", progress=False)
+    monkeypatch.undo()
+    resumed = fit(given, stripes, tmp_path, cache=run[0] / "cache", progress=False)
+    unbroken = fit(given, stripes, None, cache=run[0] / "cache", progress=False)
+    assert resumed.history == unbroken.history
+
+
 def test_principal_components_are_of_some_images_where_there_are_many(run, stripes, monkeypatch):
-    monkeypatch.setattr(components, "MOST", 60)
+    monkeypatch.setattr(components, "MOST_IMAGES", 60)
     seen, inputs = [], Embedder.inputs
     recording = lambda self, images, rows, *rest: (seen.append(rows), inputs(self, images, rows, *rest))[1]  # noqa: E731
     monkeypatch.setattr(Embedder, "inputs", recording)
@@ -159,7 +176,9 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
 
 def test_a_head_of_principal_components_begins_with_those_of_the_training_images(run, stripes, monkeypatch):
     jobs, start = [], job.TrainJob.start_head
-    monkeypatch.setattr(job.TrainJob, "start_head", lambda self: (start(self), jobs.append(self)))
+    monkeypatch.setattr(
+        job.TrainJob, "start_head", lambda self, *rest: (start(self, *rest), jobs.append(self))
+    )
     changes = [
         "model.head=pca",
         "model.dim=5",

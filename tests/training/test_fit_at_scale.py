@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from firstpage.recipes import Recipe
-from firstpage.training import fit, loop, ranks, reproduce
+from firstpage.training import fit, ranks, reproduce, setup
 from support.children import run_ranks
 from support.noise import Noise, noise_catalog
 
@@ -163,7 +163,7 @@ def test_settings_that_cannot_be(monkeypatch):
     with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: torch supports it on GPUs only"):
         trained(None, "train.sync_batch_norm=true")
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "sync_batch_norm", lambda model: None)
+        patch.setattr(setup, "sync_batch_norm", lambda model: None)
         with pytest.raises(ValueError, match=r"train\.sync_batch_norm=true: with batch\.chunk there is no"):
             trained(None, "train.sync_batch_norm=true", "batch.chunk=4")
     with pytest.raises(ValueError, match=r"loss\.reduction='none': training needs one number"):

@@ -1,14 +1,27 @@
 """A linear head that starts at the principal components of the features of the training images."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
 
-MOST = 20_000  # images: the components of more are no better
+MOST_IMAGES = 20_000  # ten for each feature of a ResNet-50
+
+
+def component_rows(rows: np.ndarray, seed: int) -> np.ndarray:
+    """Return the rows of the images whose components are taken: all, or some if there are very many.
+
+    >>> component_rows(np.arange(3), seed=0), len(component_rows(np.arange(1_000_000), seed=0))
+    (array([0, 1, 2]), 20000)
+    """
+    if len(rows) <= MOST_IMAGES:
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, MOST_IMAGES, replace=False))
 
 
 def start_at_components(
@@ -17,20 +30,23 @@ def start_at_components(
     rows: np.ndarray,
     *,
     half: bool | None = None,
-    seed: int = 0,
+    advance: Callable[[int], None] | None = None,
 ) -> None:
     """Set the head `pca` of a model to the principal components of the features of some images.
 
-    A head of random weights keeps of d features what a random projection to `dim` keeps. Where `dim` is small
-    that is little, and at the low learning rate of a pretrained network it is not won back. The principal
-    components keep the most that any linear head can, in the sense of variance. The mean is subtracted.
+    Random weights project the features at random: of a few dimensions, that keeps little of what a pretrained
+    network knows. The principal components are the projection that keeps the most of the features' variance.
+    Their mean is subtracted.
 
     Args:
         model: The model, on its device.
         images: Stored pixels, or files.
-        rows: Row indices of the images; some are drawn if there are many.
+        rows: Row indices of the images.
         half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and float32 on a CPU.
-        seed: Of that draw.
+        advance: Called with the number of images of each batch.
+
+    Raises:
+        UserError: The head is another one.
 
     >>> model = Embedder.create(backbone="small", head="pca", dim=4, stored=48, freeze_batch_norm=True)
     >>> images = list(np.random.default_rng(0).integers(0, 256, (20, 48, 48, 3)).astype(np.uint8))
@@ -39,12 +55,12 @@ def start_at_components(
     >>> torch.allclose(weight @ weight.T, torch.eye(4), atol=1e-5)
     True
     """
-    if len(rows) > MOST:
-        rows = np.sort(np.random.default_rng(seed).choice(rows, MOST, replace=False))
+    if model.settings.head != "pca":
+        raise UserError(f"model.head={model.settings.head!r}: only a head 'pca' starts at components")
     layers = list(cast(nn.Sequential, model.heads[0]))
     linear = next(layer for layer in layers if isinstance(layer, nn.Linear))
     before = nn.Sequential(*layers[: layers.index(linear)])
-    mean, covariance = _moments(model, before, images, rows, half)
+    mean, covariance = _moments(model, before, images, rows, half, advance)
     ascending = torch.linalg.eigh(covariance).eigenvectors.T
     components = ascending.flip(0)[: linear.out_features]
     with torch.no_grad():
@@ -58,6 +74,7 @@ def _moments(
     images: Any,  # noqa: ANN401
     rows: np.ndarray,
     half: bool | None,
+    advance: Callable[[int], None] | None,
 ) -> tuple[Tensor, Tensor]:
     """Return mean [d] and covariance [d, d] of what the head's linear layer gets, in float64."""
     device, was_training = model.device, model.training
@@ -65,14 +82,16 @@ def _moments(
     total, products = torch.zeros((), device=device), torch.zeros((), device=device)
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for network_input in model.inputs(images, rows):
                 with torch.autocast(device.type, torch.bfloat16, enabled=half):
                     features = before(model.features(network_input)[0])
                 features = features.double()
                 total = total + features.sum(dim=0)
                 products = products + features.T @ features
+                if advance is not None:
+                    advance(len(features))
     finally:
         model.train(was_training)
-    mean = total.clone() / len(rows)  # a normal tensor again
-    return mean, products.clone() / len(rows) - mean.outer(mean)
+    mean = total / len(rows)
+    return mean, products / len(rows) - mean.outer(mean)

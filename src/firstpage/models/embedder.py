@@ -267,11 +267,15 @@ class Embedder(nn.Module):
             rows: Row indices of the images.
             batch_size: As in `embed`.
 
+        Raises:
+            UserError: As in `embed`.
+
         >>> model = Embedder.create(backbone="small", dim=4, stored=48, crop=40)
         >>> images = [np.zeros((60, 80, 3), np.uint8)] * 5
         >>> [batch.shape[0] for batch in model.inputs(images, np.arange(5), batch_size=2)]
         [2, 2, 1]
         """
+        _check_images(images)
         size = self._batch_size() if batch_size is None else batch_size
         for pixels in self._pixels(images, rows, size):
             yield self.preprocess(pixels.to(self.device))

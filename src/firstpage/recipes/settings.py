@@ -26,11 +26,11 @@ class ModelSettings:
         weights: A file of pretrained weights, or `imagenet`. Defaults to random weights.
         pooling: `avg`, `max`, `avg+max`, `gem` or `cls`.
         layer_norm: Normalize the pooled features before the head.
-        head: `linear`, `pca` (linear, starting at the principal components of the training images' features
-            instead of random weights: better where `dim` is small), `mlp`, `none` (the pooled features
-            themselves), or one that gives several embeddings, each with a loss of its own: `multilevel` (a
-            linear head on each of three stages), `split` (one linear layer, cut into `learners`) or
-            `attention` (a mask on the middle stage for each learner).
+        head: `linear`, `pca` (linear; a run starts it at the principal components of the training images'
+            features instead of random weights, which helps where `dim` is small), `mlp`, `none` (the pooled
+            features themselves), or one that gives several embeddings, each with a loss of its own:
+            `multilevel` (a linear head on each of three stages), `split` (one linear layer, cut into
+            `learners`) or `attention` (a mask on the middle stage for each learner).
         dim: Dimensions of the embedding; without `learners`, those of each level of a `multilevel` head.
         learners: Dimensions of each learner of a head with several. They add up to `dim`. In the embedding,
             learners are unit vectors times their share of the dimensions; without this setting, the levels of

@@ -107,7 +107,7 @@ class Vectors:
                 if stored.dtype != torch.float32:
                     room = room if len(room) >= len(stored) else torch.empty(len(stored), self.dim)
                     stored = room[: len(stored)].copy_(stored)
-                # In NumPy: on an AMD processor torch's product takes twice as long, of one query most of all.
+                # In NumPy: for one query torch's product took four times as long on an AMD processor.
                 cosine = torch.from_numpy(queries.numpy() @ stored.numpy().T)
                 if part.vectors.dtype == np.int8:
                     scale = part.scale[start : start + BLOCK]

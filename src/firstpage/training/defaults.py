@@ -6,12 +6,14 @@ Everything is written into the recipe of the run, and whatever the user sets is 
   epochs for the head alone; a loss without proxies that the user names instead learns at 2e-5, the network
   from the start. Where classes have a handful of images, all of them belong on the first page, so k is the
   number of positives in a batch instead of 1; proxies, learned from a handful, count less; and the learning
-  rate falls slowly, along a cosine, instead of by half early and often.
+  rate falls slowly, along a cosine, instead of by half early and often. A query with a single positive asks
+  for a page of five. On fewer than 3,000 training images, which it would overfit, the network learns at a
+  third of the rate, unless classes are pairs.
 - **From random weights**: the top-k precision loss by −log d, which does not collapse, over pages of several
   lengths, by which a query learns from other negatives than the hardest, too; over a page of all positives
   once most first results of a batch are right; at a high rate.
 - **A narrow embedding** of pretrained features, of 128 dimensions or fewer, starts at their principal
-  components.
+  components, and its head learns at ten times the rate.
 - **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
 - **Batches** of 128 images, four of each class, eight from random weights, more where there are few classes.
@@ -38,6 +40,7 @@ PER_CLASS = {True: 4, False: 8}  # with pretrained weights or not: images of a c
 SEEN = 180_000  # training images in all epochs together, if the data is small
 EPOCHS = (8, 60)  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
+FEW = 3000  # training images, which a pretrained network overfits at the rate that suits more
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
 TOPK: dict[str, object] = {"name": "topk", "score": "log"}
@@ -69,12 +72,12 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     typical = _typical_class(catalog)
     positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
     several, small = positives > 1, typical <= SMALL
-    whole = {"k": positives, "margin": WHOLE} if several else REFINED_PAIRS
+    page = {"k": positives, "margin": WHOLE} if several else REFINED_PAIRS
     if recipe.loss == {"name": "first-page"} and small:
-        recipe = replace(recipe, loss=recipe.loss | whole | {"weight": PAGES})
+        recipe = replace(recipe, loss=recipe.loss | page | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
         learned = LEARNED if several else LEARNED_PAIRS
-        refined = whole if small or not several else REFINED
+        refined = page if small or not several else REFINED
         recipe = replace(recipe, loss=TOPK | (learned if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
 
@@ -126,16 +129,19 @@ def default_recipe(
             backbone,
             weights is not None,
             given.loss if "loss.name" in chosen else FIRST_PAGE,
+            few=_training_size(catalog, given)[0] < FEW and _typical_class(catalog) > 2,
             slowly=_typical_class(catalog) <= SMALL,
+            narrow=given.model.dim <= NARROW and ":" not in backbone,  # others may have as few features
         ),
-        *(["model.head=pca"] if weights is not None and _is_narrow(given, backbone) else []),
         *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
         *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[weights is not None]),
     ]
     return Recipe().changed([*settings, *changes]), notes
 
 
-def _network(backbone: str, pretrained: bool, loss: Mapping[str, object], slowly: bool) -> list[str]:
+def _network(
+    backbone: str, pretrained: bool, loss: Mapping[str, object], *, few: bool, slowly: bool, narrow: bool
+) -> list[str]:
     """Return loss, rates, schedule, and the image size of the small network."""
     transformer = "vit" in backbone
     if pretrained:
@@ -143,14 +149,20 @@ def _network(backbone: str, pretrained: bool, loss: Mapping[str, object], slowly
             "loss.name=first-page",
             f"model.pooling={'cls' if transformer else 'avg+max'}",
             f"model.freeze_batch_norm={'false' if transformer else 'true'}",
+            *(["model.head=pca"] if narrow else []),
         ]
+        faster = 10.0 if narrow else 1.0  # the head
         if not transformer and not _has_proxies(loss):
-            return [*network, "optimizer.lr=2e-5", "optimizer.head=5.0", "optimizer.loss=100.0"]
+            return [*network, "optimizer.lr=2e-5", f"optimizer.head={5.0 * faster}", "optimizer.loss=100.0"]
+        # Head and proxies always learn at the same rate, proxies at 0.01.
+        lr, head, proxies = (
+            (1e-5, 1.0, 1000.0) if transformer else (3e-5, 3.0, 300.0) if few else (1e-4, 1.0, 100.0)
+        )
         return [
             *network,
-            f"optimizer.lr={1e-5 if transformer else 1e-4}",
-            "optimizer.head=1.0",
-            f"optimizer.loss={1000.0 if transformer else 100.0}",  # proxies learn at 0.01
+            f"optimizer.lr={lr}",
+            f"optimizer.head={head * faster}",
+            f"optimizer.loss={proxies}",
             "schedule.head_epochs=3",
             *(["schedule.kind=cosine"] if slowly and loss == FIRST_PAGE else HALVED),
         ]
@@ -164,11 +176,6 @@ def _network(backbone: str, pretrained: bool, loss: Mapping[str, object], slowly
         "schedule.kind=cosine",
         "schedule.warmup=1.0",
     ]
-
-
-def _is_narrow(given: Recipe, backbone: str) -> bool:
-    """Return whether the embedding has far fewer dimensions than the features of a network of ours."""
-    return given.model.dim <= NARROW and ":" not in backbone
 
 
 def _has_proxies(loss: object) -> bool:
@@ -190,13 +197,20 @@ def _sizes(backbone: str) -> list[str]:
     return ["model.stored=352", "model.crop=320", "augment.size=256", "augment.scale=[0.08, 1.0]"]
 
 
-def _amount(catalog: Catalog, given: Recipe, device: str, per_class: int) -> list[str]:
-    """Return images per class, epochs, and whether compiling pays."""
+def _training_size(catalog: Catalog, given: Recipe) -> tuple[int, int]:
+    """Return how many images and classes are trained on; none if the data cannot be split."""
     try:
         split = split_catalog(catalog, np.ones(len(catalog), bool), given.train)
     except UserError:  # `fit` will say so
+        return 0, 0
+    return len(split.train), len(np.unique(catalog.labels[split.train]))
+
+
+def _amount(catalog: Catalog, given: Recipe, device: str, per_class: int) -> list[str]:
+    """Return images per class, epochs, and whether compiling pays."""
+    images, classes = _training_size(catalog, given)
+    if not images:
         return []
-    images, classes = len(split.train), len(np.unique(catalog.labels[split.train]))
     least, most = EPOCHS
     epochs = min(max(round(SEEN / images), least), most)
     per_class = min(max(per_class, math.ceil(IMAGES / classes)), 16)

@@ -4,12 +4,14 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery
 from firstpage.errors import UserError
-from firstpage.models.components import start_at_components
+from firstpage.models.components import component_rows, start_at_components
 from firstpage.models.device import keep_freed_memory
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
@@ -108,17 +110,24 @@ class TrainJob:
             parameter.requires_grad_(not frozen)
         self.step.is_frozen = frozen
 
-    def start_head(self) -> None:
-        """Give a new model the head that `model.head` asks for; for `pca`, look at the training images."""
-        if self.recipe.model.head != "pca":
-            return
+    def head_rows(self) -> NDArray[np.int64]:
+        """Return the training images that the head is yet to be started from: none unless it is `pca`.
+
+        A run that was stopped while its head was started starts it again.
+        """
+        if self.recipe.model.head != "pca" or self.state.step or self.state.history:
+            return np.array([], dtype=np.int64)
+        return component_rows(self.setup.split.train, self.recipe.train.seed)
+
+    def start_head(self, rows: NDArray[np.int64], advance: Callable[[int], None] | None = None) -> None:
+        """Start the head at the principal components of some images; see `start_at_components`."""
         if self.ranks.is_first:
-            rows, seed = self.setup.split.train, self.recipe.train.seed
-            start_at_components(self.model, self.pixels, rows, half=self.step.half, seed=seed)
+            start_at_components(self.model, self.pixels, rows, half=self.step.half, advance=advance)
+        self.ranks.barrier()  # it may take longer than the others wait for a step
         started = self.model.heads.state_dict()
         self.ranks.broadcast_tensors(started.values())
         self.eval_model.heads.load_state_dict(started)
-        self.state.best_weights = copy.deepcopy(self.model.state_dict())  # as yet
+        self.state.keep(self.model)  # which a collapse before the first evaluation restores
 
     def survey(self) -> None:
         """Show all training images, embedded, to the sampler and the losses that ask for them.

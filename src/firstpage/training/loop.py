@@ -12,7 +12,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import unreadable_note
 from firstpage.data.training_plan import BatchTooLarge
 from firstpage.models.device import resolve_device
-from firstpage.models.embedder import Embedder, Pixels
+from firstpage.models.embedder import Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.checkpoint import Checkpoints
 from firstpage.runs.folder import RunFolder
@@ -22,10 +22,10 @@ from firstpage.training.display import Display
 from firstpage.training.duration import estimate_duration
 from firstpage.training.feedback import open_training_pixels
 from firstpage.training.job import TrainJob
-from firstpage.training.launching import join_ranks, sync_batch_norm
+from firstpage.training.launching import join_ranks
 from firstpage.training.monitor import Monitor
 from firstpage.training.result import Result
-from firstpage.training.setup import prepare
+from firstpage.training.setup import make_model, prepare
 from firstpage.training.stopping import StopSignals, saving_if_stopped
 
 
@@ -86,7 +86,7 @@ def fit(
         if ranks.broadcast(run.is_finished(recipe, catalog)):
             checkpoints.remove_all()  # it may have been killed just before it removed them itself
             return ranks.broadcast(Result.read(run.path) if run.path else None)  # type: ignore[return-value]
-        model = _make_model(recipe, target)
+        model = make_model(recipe, target)
         if pixels is None:
             # A recipe that does not fit is refused before the slow decoding, unless its remedy depends on it:
             # the largest batch is made of images that can be read.
@@ -110,15 +110,6 @@ def fit(
         return result
 
 
-def _make_model(recipe: Recipe, device: torch.device) -> Embedder:
-    torch.manual_seed(recipe.train.seed)
-    model = Embedder(recipe.model).to(device)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if recipe.train.sync_batch_norm:
-        sync_batch_norm(model)
-    return model
-
-
 def _train(
     job: TrainJob, run: RunFolder, checkpoints: Checkpoints, stop: StopSignals, display: Display
 ) -> None:
@@ -134,19 +125,20 @@ def _train(
         # Without splits of its own, the data may grow: what was trained on must not be tested later.
         classes = [] if catalog.splits else split.train_classes(catalog)
         run.begin(recipe, catalog, str(job.model.device), classes)
-        job.start_head()
     else:
         with checkpoints.explain_mismatch():
             state.load_state_dict(saved)
 
     with display:
-        display.print(split.summary(catalog))
-        for note in [*catalog.notes, *unreadable_note(catalog, job.pixels.ok)]:
+        for note in [split.summary(catalog), *catalog.notes, *unreadable_note(catalog, job.pixels.ok)]:
             display.print(note)
         if state.step:
             display.print(f"resuming after step {state.step} of {job.steps}")
         elif display.show:
             display.print(estimate_duration(job))
+        if len(shown := job.head_rows()):
+            with display.evaluating(len(shown), "starting the head") as advance, stop.at_once(_stopped(job)):
+                job.start_head(shown, advance)
         if job.is_evaluation_due():  # of the untrained model, or one that was stopped
             _evaluate(job, run, stop, display)
         if state.step == job.steps or job.is_out_of_patience():

@@ -1,4 +1,4 @@
-"""The data split, sampler, losses and memories of a run, from a recipe validated against the data."""
+"""The model, data split, sampler, losses and memories of a run, from a recipe validated against the data."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -25,6 +26,7 @@ from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import BatchSettings
 from firstpage.training.criteria import make_criteria
 from firstpage.training.feedback import MarkedSampler, marked_rows
+from firstpage.training.launching import sync_batch_norm
 from firstpage.training.memory import Memory, check_memory
 from firstpage.training.seeding import seeded
 
@@ -81,6 +83,21 @@ class TrainSetup:
     criteria: Ensemble
     memories: list[Memory]
     marked: int = 0
+
+
+def make_model(recipe: Recipe, device: torch.device) -> Embedder:
+    """Return the model of a run as it starts, on its device.
+
+    >>> recipe = Recipe.of({"model": {"backbone": "small", "dim": 4}})
+    >>> make_model(recipe, torch.device("cpu")).dim
+    4
+    """
+    torch.manual_seed(recipe.train.seed)
+    model = Embedder(recipe.model).to(device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if recipe.train.sync_batch_norm:
+        sync_batch_norm(model)
+    return model
 
 
 def prepare(

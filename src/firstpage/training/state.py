@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from firstpage.errors import UserError
 from firstpage.models.embedder import Embedder
@@ -45,7 +44,7 @@ class TrainState:
         self.parts, self.select = parts, select
         self.step = self.stale = self.best_epoch = self.mended = 0
         self.best: dict[str, float] = {}
-        self.best_weights = _weights_of(parts["model"])
+        self.keep(parts["model"])
         self.untrained: dict[str, float] | None = None
         self.history: list[dict[str, float]] = []
 
@@ -58,8 +57,12 @@ class TrainState:
             self.stale += 1
             return False
         self.best, self.best_epoch, self.stale = metrics, epoch, 0
-        self.best_weights = _weights_of(model)
+        self.keep(model)
         return True
+
+    def keep(self, model: Embedder) -> None:
+        """Keep the weights of a model as the best so far."""
+        self.best_weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     def _rank(self, metrics: Mapping[str, float]) -> tuple[float, float]:
         """Return what evaluations are compared by: few images give equal values often, MAP@R seldom."""
@@ -80,7 +83,3 @@ class TrainState:
             part.load_state_dict(saved)
         for name in vars(self).keys() - {"parts"}:
             setattr(self, name, state[name])
-
-
-def _weights_of(model: Embedder) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
