@@ -367,7 +367,8 @@ def test_the_cache_is_shown_and_cleared_except_what_is_in_use(capsys, tmp_path, 
     lines = out.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'cache'}: ")
     assert lines[1].split()[:2] == ["pixels", "2"]
-    assert lines[2].startswith("embeddings    1  5 kB  the oldest of ")
+    assert lines[2].split()[:2] == ["features", "0"]
+    assert lines[3].startswith("embeddings    1  5 kB  the oldest of ")
     used = stores.pop()
     free = stores.pop().path
     code, out, _ = run(capsys, "cache", "clear", "pixels")

@@ -21,6 +21,7 @@ from firstpage.runs.mark_ranks import MarkRanks
 from firstpage.runs.record import Record
 from firstpage.search import Index
 from firstpage.training import fit, reproduce
+from firstpage.training.features import CROPS, FeatureStore
 from firstpage.training.feedback import RIGHT, WRONG, MarkedSampler, marked_loss
 from firstpage.training.job import TrainJob
 from firstpage.training.memory import Memory
@@ -165,6 +166,26 @@ def test_the_recipes_loss_does_not_see_marked_images():
     torch.testing.assert_close(step.health(labels, ids, 0), plain.health(labels[:8], ids[:8], 0))
     step.push_memories(labels, ids, unless=torch.zeros(()))
     assert memories[0].candidates(step.levels[0], labels[:8], ids[:8])["candidate_labels"].min() == 0
+
+
+@pytest.mark.parametrize("store", ["raw", "none"])
+def test_a_head_alone_learns_from_the_features_of_marked_images(place, tmp_path, monkeypatch, store):
+    computed, compute = [], FeatureStore._compute
+
+    def counted(self, rows, *arguments):
+        computed.extend(rows.tolist())
+        return compute(self, rows, *arguments)
+
+    monkeypatch.setattr(FeatureStore, "_compute", counted)
+    images = len(read(place / "data"))
+    for _ in range(2):
+        trained = train(place, None, "schedule.head_epochs=4", f"train.store={store}")
+    marked = Marks.read(place / "index")
+    rows = sorted(row for row in computed if row >= images)
+    times = 1 if store == "raw" else 2  # what is decoded anew has no file that its features could be kept by
+    assert rows == sorted([images, images + 1, images + 2] * (1 + CROPS) * times)
+    assert len(marked) == 2
+    assert trained.history[-1] != trained.history[0]
 
 
 def test_a_nan_is_reproduced_with_its_marked_images(place, tmp_path, monkeypatch):

@@ -175,9 +175,9 @@ def test_the_backbone_waits_while_the_head_warms_up(run, stripes, tmp_path):
 
 
 def test_a_head_of_principal_components_begins_with_those_of_the_training_images(run, stripes, monkeypatch):
-    jobs, start = [], job.TrainJob.start_head
+    jobs, start = [], job.TrainJob._start_head
     monkeypatch.setattr(
-        job.TrainJob, "start_head", lambda self, *rest: (start(self, *rest), jobs.append(self))
+        job.TrainJob, "_start_head", lambda self, *rest: (start(self, *rest), jobs.append(self))
     )
     changes = [
         "model.head=pca",

@@ -101,6 +101,7 @@ SYSTEMS = (
     ("loss.name=htl", "batch.neighbors=2"),
     ("loss.name=pddm", "model.rerank=true"),
     ("model.head=pca", "batch.size=18"),
+    ("schedule.head_epochs=2", "batch.size=18"),
 )
 
 

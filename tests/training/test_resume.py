@@ -66,6 +66,7 @@ RECIPES = {  # each has another kind of state to lose
     "pddm": ["loss.name=pddm", "model.rerank=true", "train.ema=0.8"],
     # it stops after step 6; a head that began with the components of the images goes on as it was
     "patience": ["optimizer.lr=1e-12", "train.evaluate_steps=3", "train.patience=2", "model.head=pca"],
+    "head": ["schedule.head_epochs=3", "model.head=pca"],
     "cascade": [
         "schedule.epochs=2",
         "model.head=multilevel",
@@ -183,6 +184,8 @@ def unbroken(tmp_path_factory):
         ("pddm", [("AdamW", 5)]),
         # after an evaluation that was no better
         ("patience", [("AdamW", 5)]),
+        # on features that are computed again
+        ("head", [("AdamW", 5)]),
         ("cascade", [("AdamW", 5)]),
         ("boost", [("AdamW", 5)]),
         ("attention", [("AdamW", 5)]),

@@ -1,4 +1,4 @@
-"""The cache folder, for files that can be made or downloaded again: glyphs, pixels, embeddings, weights."""
+"""The cache folder, for files that can be made or downloaded again: pixels, embeddings, weights and more."""
 
 import os
 import shutil
@@ -13,7 +13,13 @@ from firstpage.data.locking import exclusive, is_in_use
 from firstpage.errors import UserError
 
 # Where each kind of thing is in the cache folder: one entry for each thing.
-PARTS = {"pixels": "pixels/*", "embeddings": "embeddings/*", "glyphs": "glyphs-*", "weights": "weights/*"}
+PARTS = {
+    "pixels": "pixels/*",
+    "features": "features/*",
+    "embeddings": "embeddings/*",
+    "glyphs": "glyphs-*",
+    "weights": "weights/*",
+}
 
 
 def cache_folder() -> Path:
@@ -38,6 +44,7 @@ def describe_cache() -> str:
     >>> print(describe_cache())
     nowhere: 0 bytes
     pixels        0  0 bytes
+    features      0  0 bytes
     embeddings    0  0 bytes
     glyphs        0  0 bytes
     weights       0  0 bytes
@@ -58,7 +65,7 @@ def clear_cache(part: str) -> str:
     """Remove what is in the cache folder, except what a process is using.
 
     Args:
-        part: `pixels`, `embeddings`, `glyphs`, `weights` or `all`.
+        part: `pixels`, `features`, `embeddings`, `glyphs`, `weights` or `all`.
 
     Returns:
         What was removed, in one line.
@@ -68,7 +75,7 @@ def clear_cache(part: str) -> str:
 
     >>> clear_cache("pixel")
     Traceback (most recent call last):
-    firstpage.errors.UserError: cache clear 'pixel': choose one of pixels, embeddings, glyphs, weights, all
+    firstpage.errors.UserError: cache clear 'pixel': choose one of pixels, features, ...
     """
     if part not in (*PARTS, "all"):
         raise UserError(f"cache clear {part!r}: choose one of {', '.join(PARTS)}, all")

@@ -76,6 +76,18 @@ class DataSplit:
     validation: QueryGallery
     test: QueryGallery | None
 
+    @property
+    def tested(self) -> Rows:
+        """Rows of the images of both tests, each once.
+
+        >>> test = QueryGallery(np.array([3, 1]), np.array([1, 2]))
+        >>> DataSplit(np.array([0]), test, test).tested
+        array([1, 2, 3])
+        """
+        tests = [self.validation] if self.test is None else [self.validation, self.test]
+        sides = [rows for test in tests for rows in (test.queries, test.gallery) if rows is not None]
+        return np.unique(np.concatenate(sides))
+
     def train_classes(self, catalog: Catalog) -> list[str]:
         """Return the names of the classes used for training or selection, but not for the test."""
         known = [self.train] if self.validation is self.test else [self.train, self.validation.queries]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -150,10 +150,14 @@ class Embedder(nn.Module):
     def features(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return what the heads pool: the last features, those of each stage, or those behind each mask.
 
+        Features that were pooled before, [B, F], are what they are.
+
         >>> model = Embedder.create(backbone="small", head="multilevel", dim=8, stored=48)
         >>> [features.shape[1] for features in model.features(torch.zeros(2, 3, 48, 48))]
         [48, 96, 192]
         """
+        if _are_features(images):
+            return (images,)
         if self.attention is None:
             return self.backbone.stages(images) if len(self.heads) > 1 else (self.backbone(images),)
         backbone = cast(backbones.SplitBackbone, self.backbone)
@@ -250,22 +254,33 @@ class Embedder(nn.Module):
         """
         return self.preprocess(self._frame(list(images)).to(self.device))
 
-    def _batch_size(self) -> int:
-        """Return how many images to embed at a time.
+    def batch_size(self) -> int:
+        """Return how many images `embed` takes at a time.
 
         On a CPU a batch whose activations are larger than what glibc keeps of freed memory (32 MB) takes
         about 1.5 times as long: 64 channels at half the size, as a ResNet has first, take 64 bytes a pixel.
+
+        >>> Embedder.create(backbone="small", dim=4, stored=352, crop=320).batch_size()  # on a CPU
+        5
         """
         height, width = as_pair(self.preprocess.size)
         return 256 if self.device.type == "cuda" else max(4, min(256, 2**19 // (height * width)))
 
-    def inputs(self, images: Any, rows: np.ndarray, batch_size: int | None = None) -> Iterator[Tensor]:  # noqa: ANN401
+    def inputs(
+        self,
+        images: Any,  # noqa: ANN401
+        rows: np.ndarray,
+        batch_size: int | None = None,
+        augment: Callable[..., Tensor] | None = None,
+    ) -> Iterator[Tensor]:
         """Yield what the network sees of many images, a batch at a time, on its device.
 
         Args:
             images: As in `embed`.
             rows: Row indices of the images.
             batch_size: As in `embed`.
+            augment: Called with stored pixels and, as `first`, the number of images before them. Defaults to
+                `preprocess`.
 
         Raises:
             UserError: As in `embed`.
@@ -276,9 +291,12 @@ class Embedder(nn.Module):
         [2, 2, 1]
         """
         _check_images(images)
-        size = self._batch_size() if batch_size is None else batch_size
+        size = self.batch_size() if batch_size is None else batch_size
+        done, augment = 0, self.preprocess if augment is None else augment
         for pixels in self._pixels(images, rows, size):
-            yield self.preprocess(pixels.to(self.device))
+            on_device = pixels.to(self.device)
+            yield on_device if _are_features(on_device) else augment(on_device, first=done)
+            done += len(pixels)
 
     def _pixels(self, images: Any, rows: np.ndarray, size: int) -> Iterator[PixelBatch | Tensor]:  # noqa: ANN401
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -414,6 +432,10 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except Exception as error:  # of a damaged file: SafetensorError, KeyError, OverflowError…
         raise UserError(f"{path}: damaged, or not a safetensors file: {one_line(error)}") from None
+
+
+def _are_features(images: object) -> TypeGuard[Tensor]:
+    return isinstance(images, Tensor) and images.ndim == 2
 
 
 def _check_images(images: object) -> None:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import firstpage
 from firstpage import durable
@@ -123,9 +123,24 @@ def model_fingerprint(model: Embedder) -> str:
     >>> model_fingerprint(model) == model_fingerprint(model)
     True
     """
-    about = asdict(model.settings) | {"weights": None}
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
-    for name, tensor in model.state_dict().items():
+    return _fingerprint(asdict(model.settings) | {"weights": None}, model)
+
+
+def backbone_fingerprint(model: Embedder) -> str:
+    """Return a digest of what decides the pooled features of an image: all of a model but its head.
+
+    >>> narrow, wide = (Embedder.create(backbone="small", dim=dim, stored=48) for dim in (4, 8))
+    >>> narrow.backbone = wide.backbone
+    >>> backbone_fingerprint(narrow) == backbone_fingerprint(wide)
+    True
+    """
+    names = ("backbone", "options", "pooling", "stored", "resize", "crop")
+    return _fingerprint({name: getattr(model.settings, name) for name in names}, model.backbone)
+
+
+def _fingerprint(settings: dict[str, object], network: nn.Module) -> str:
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in network.state_dict().items():
         digest.update(f"\0{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

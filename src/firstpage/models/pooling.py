@@ -30,7 +30,9 @@ class Pooling(nn.Module):
         self.exponent = nn.Parameter(torch.tensor(3.0)) if kind == "gem" else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the pooled vectors [B, C]."""
+        """Return the pooled vectors [B, C]; vectors that were pooled before, as they are."""
+        if features.ndim == 2:
+            return features
         if self.kind == "cls":
             if features.ndim != 3 or not self.prefix_tokens:
                 raise UserError(

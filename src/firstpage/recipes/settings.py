@@ -265,7 +265,9 @@ class ScheduleSettings:
         milestones: When to multiply by `factor`, as shares of all epochs.
         factor: What the learning rates are multiplied by at a milestone.
         warmup: Epochs of linear warm-up.
-        head_epochs: Epochs at the start in which only the head and the loss are trained.
+        head_epochs: Epochs at the start in which only the head and the loss are trained. If these are all
+            epochs, the features of a few crops of each image are computed once, and kept in the cache: a
+            CPU then needs minutes instead of hours. See `training.features`.
 
     >>> ScheduleSettings(kind="cosine").epochs
     15

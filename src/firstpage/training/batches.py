@@ -14,6 +14,7 @@ from firstpage.data.augment import Augment
 from firstpage.data.catalog import Catalog
 from firstpage.data.pixel_batch import to_device
 from firstpage.models.embedder import Pixels
+from firstpage.training.features import FeatureStore
 
 
 class TrainBatches:
@@ -23,7 +24,7 @@ class TrainBatches:
         catalog: The dataset.
         rows: Which rows of the catalog are trained on.
         labels: [rows] Their classes, numbered from 0 without gaps.
-        pixels: The stored pixels of the catalog.
+        pixels: The stored pixels of the catalog, or their features.
         augment: Turns stored pixels into network input.
         seed: Seed of the augmentation.
         device: Where batches go.
@@ -75,7 +76,9 @@ class TrainBatches:
             yield rows
 
     def images(self, rows: list[int], step: int, part: slice) -> Tensor:
-        """Return the network input [B, 3, H, W] of a part of a batch's rows in a step."""
+        """Return the network input [B, 3, H, W] of a part of a batch's rows in a step, or features [B, F]."""
+        if isinstance(self._pixels, FeatureStore):
+            return self._pixels.draw(self.rows[rows[part]], step=step, first=part.start)
         pixels = self._pixels.batch(self.rows[rows[part]], self._device)
         return self._augment(pixels, seed=self._seed, step=step, first=part.start)
 

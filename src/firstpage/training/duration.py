@@ -11,6 +11,7 @@ from torch import Tensor
 from firstpage.data.framing import Size, as_pair
 from firstpage.models.embedder import Embedder
 from firstpage.training.display import format_seconds
+from firstpage.training.features import FeatureStore
 from firstpage.training.job import TrainJob
 
 PROBE = {"cuda": 0.1, "cpu": 1.0}  # seconds to measure for: passes on a GPU take equally long
@@ -30,6 +31,7 @@ def estimate_duration(job: TrainJob) -> str:
     recipe, device = job.recipe, job.model.device
     seconds = expected_seconds(job)
     steps = job.steps - job.state.step
+    features = sum(job.pixels.missing.values()) if isinstance(job.pixels, FeatureStore) else 0
     evaluations = job.count_evaluations(job.steps) - len(job.state.history)
     threads = f" ({torch.get_num_threads()} threads)" if device.type == "cpu" else ""
     compiling = " and up to a minute to compile" if _is_compiled(job) and steps else ""
@@ -37,6 +39,7 @@ def estimate_duration(job: TrainJob) -> str:
     processor = "GPU" if device.type == "cuda" else device.type.upper()
     line = (
         f"about {format_seconds(seconds)} on this {processor}{threads}{compiling}: "
+        f"{f'features of {features:,} crops, ' if features else ''}"
         f"{steps:,} steps of {recipe.batch.images} images at {size} px, {evaluations} evaluations"
     )
     if device.type == "cpu" and seconds > LONG:
@@ -53,11 +56,17 @@ def expected_seconds(job: TrainJob) -> float:
         job: The run.
     """
     recipe, split, state, ranks = job.recipe, job.setup.split, job.state, job.ranks.world_size
-    tested, trained = job.model.preprocess.size, job.setup.augment.size
+    tested, trained = (_shape(size) for size in (job.model.preprocess.size, job.setup.augment.size))
     share = math.ceil((recipe.batch.images + job.setup.marked) / ranks)
     chunk = min(recipe.batch.chunk or share, share)
     steps = job.steps - state.step
     frozen = min(steps, max(0, recipe.schedule.head_epochs * len(job.setup.sampler) - state.step))
+
+    preparing = 0.0
+    if isinstance(job.pixels, FeatureStore):
+        for size, crops in job.pixels.missing.items():
+            preparing += crops * _seconds_per_image(job, _shape(size), job.model.batch_size())
+        tested = trained = (job.pixels.width,)
 
     forwards = frozen + (steps if chunk < share else 0)  # chunks are embedded twice, the second time to learn
     training = forwards * _seconds_per_image(job, trained, chunk) if forwards else 0.0
@@ -69,23 +78,28 @@ def expected_seconds(job: TrainJob) -> float:
     if split.test is not None and split.test is not split.validation:
         images += 2 * split.test.size
     evaluating = images / ranks * _seconds_per_image(job, tested, chunk) if images else 0.0
-    return share * training + evaluating
+    return preparing + share * training + evaluating
+
+
+def _shape(size: Size) -> tuple[int, ...]:
+    return (3, *as_pair(size))
 
 
 def _is_compiled(job: TrainJob) -> bool:
     return job.recipe.train.compile and job.model.device.type == "cuda"
 
 
-def _seconds_per_image(job: TrainJob, size: Size, most: int, *, backward: bool = False) -> float:
-    """Return the seconds of an image of that size in a pass of at most `most` images."""
+def _seconds_per_image(job: TrainJob, shape: tuple[int, ...], most: int, *, backward: bool = False) -> float:
+    """Return the seconds of an image, or of its features, of that shape in a pass of at most `most`."""
     model, device = job.model, job.model.device
     # A GPU gets what it will get in training: that fits, and what is prepared for the shape is used again.
     count = most if device.type == "cuda" else min(most, 8)
     # Batch norms that the ranks share would wait for ranks that do not measure.
     with _unchanged(model, training=backward and not job.recipe.train.sync_batch_norm):
         while True:
-            images = torch.zeros(count, 3, *as_pair(size), device=device)
-            images = images.to(memory_format=torch.channels_last)
+            images = torch.zeros(count, *shape, device=device)
+            if images.ndim == 4:
+                images = images.to(memory_format=torch.channels_last)
             seconds = [_pass_seconds(job, images, backward) for _ in range(2)]  # the first one warms up
             if min(seconds) > SHORT or count == most:
                 break

@@ -7,7 +7,7 @@ images follow those of the catalog, and their labels say what they are: `RIGHT` 
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -139,6 +139,11 @@ class JoinedPixels:
     def __len__(self) -> int:
         return len(self._pixels)
 
+    @property
+    def stores(self) -> list[Any]:
+        """Both."""
+        return [self._pixels, self._marked]
+
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name in ("_pixels", "_marked"):  # of a copy that has none yet
             raise AttributeError(name)
@@ -154,6 +159,13 @@ class JoinedPixels:
             return batches[0]  # type: ignore[no-any-return]
         pixels, sizes = (torch.cat([getattr(part, name) for part in batches]) for name in ("pixels", "sizes"))
         return PixelBatch(pixels, sizes, batches[0].least)
+
+    def batches(self, parts: Sequence[NDArray[np.int64]], device: Any = None) -> Iterator[PixelBatch]:  # noqa: ANN401
+        """Yield the pixels of several lists of rows; those of the catalog alone are decoded ahead."""
+        if all((part < len(self._pixels)).all() for part in parts):
+            yield from self._pixels.batches(parts, device)
+        else:
+            yield from (self.batch(part, device) for part in parts)
 
     def _prepare(self, rows: NDArray[np.int64]) -> None:
         own = rows[rows < len(self._pixels)]

@@ -1,7 +1,9 @@
 """The objects of a training run, and what the loop does with them."""
 
 import copy
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import RunFolder
 from firstpage.training.batches import TrainBatches
+from firstpage.training.features import FeatureStore, uses_features
 from firstpage.training.feedback import JoinedPixels
 from firstpage.training.health import CollapseDetector
 from firstpage.training.nonfinite import NonFiniteGuard
@@ -42,8 +45,10 @@ class TrainJob:
         pixels: The stored pixels of the catalog.
         run: The run folder.
         ranks: The processes of the run.
+        cache: Folder of cached pixels, for features that are computed once.
 
     Attributes:
+        pixels: The stored pixels, or the features of a backbone that is never trained.
         eval_model: The model that is evaluated and saved: the trained one, or the average of its weights.
         optimizer: Updates the model and the losses.
         batches: Gives the step its images.
@@ -64,6 +69,7 @@ class TrainJob:
         pixels: Pixels,
         run: RunFolder,
         ranks: Ranks,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if setup.marked and not isinstance(pixels, JoinedPixels):
             raise UserError("pixels: have no marked images: leave them out to train on marks")
@@ -74,7 +80,11 @@ class TrainJob:
         self.steps = recipe.schedule.epochs * len(setup.sampler)
         half = device.type == "cuda" if recipe.train.half is None else recipe.train.half
         rows, seed = setup.rows, recipe.train.batch_seed
-        self.batches = TrainBatches(catalog, rows, setup.labels, pixels, setup.augment, seed, device)
+        if uses_features(recipe):
+            self.pixels = FeatureStore(
+                model, pixels, rows, setup.split.tested, setup.augment, seed=seed, half=half, cache=cache
+            )
+        self.batches = TrainBatches(catalog, rows, setup.labels, self.pixels, setup.augment, seed, device)
         self.step = TrainStep(
             recipe, model, setup.criteria, setup.memories, half=half, ranks=ranks, marked=setup.marked
         )
@@ -110,16 +120,26 @@ class TrainJob:
             parameter.requires_grad_(not frozen)
         self.step.is_frozen = frozen
 
-    def head_rows(self) -> NDArray[np.int64]:
-        """Return the training images that the head is yet to be started from: none unless it is `pca`.
+    def preparations(self) -> Iterator[tuple[str, int, Callable[[Callable[[int], None]], None]]]:
+        """Yield what is to be done before the first step, as its name, the number of images and a function.
 
-        A run that was stopped while its head was started starts it again.
+        The function is called with what is told the numbers of images that are done. A run that was stopped
+        in one does it again.
         """
-        if self.recipe.model.head != "pca" or self.state.step or self.state.history:
-            return np.array([], dtype=np.int64)
-        return component_rows(self.setup.split.train, self.recipe.train.seed)
+        if isinstance(self.pixels, FeatureStore):
+            yield "computing features", sum(self.pixels.missing.values()), self._fill
+        if self.recipe.model.head == "pca" and not self.state.step and not self.state.history:
+            rows = component_rows(self.setup.split.train, self.recipe.train.seed)
+            yield "starting the head", len(rows), partial(self._start_head, rows)
 
-    def start_head(self, rows: NDArray[np.int64], advance: Callable[[int], None] | None = None) -> None:
+    def _fill(self, advance: Callable[[int], None]) -> None:
+        """Compute the features: the first rank before the others, which read its files if there are any."""
+        for turn in (True, False):
+            if self.ranks.is_first == turn:
+                self.pixels.fill(advance)  # type: ignore[attr-defined]
+            self.ranks.barrier()
+
+    def _start_head(self, rows: NDArray[np.int64], advance: Callable[[int], None]) -> None:
         """Start the head at the principal components of some images; see `start_at_components`."""
         if self.ranks.is_first:
             start_at_components(self.model, self.pixels, rows, half=self.step.half, advance=advance)

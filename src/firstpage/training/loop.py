@@ -98,7 +98,7 @@ def fit(
         ranks.barrier()  # the others may take longer to decode theirs
         setup = prepare(recipe, catalog, pixels.ok, model, world_size=ranks.world_size, loss=loss)
         ranks.broadcast_tensors([*model.state_dict().values(), *setup.criteria.state_dict().values()])
-        job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks)
+        job = TrainJob(recipe, catalog, setup, model, pixels, run, ranks, cache)
         resumable = run.path is not None and ranks.world_size == 1  # ranks do not receive signals together
         display = Display(job.steps, progress and ranks.is_first)
         with checkpoints.explain_full_disk(), StopSignals(resumable, display.print) as stop:
@@ -136,9 +136,9 @@ def _train(
             display.print(f"resuming after step {state.step} of {job.steps}")
         elif display.show:
             display.print(estimate_duration(job))
-        if len(shown := job.head_rows()):
-            with display.evaluating(len(shown), "starting the head") as advance, stop.at_once(_stopped(job)):
-                job.start_head(shown, advance)
+        for phase, images, prepare_by in job.preparations():
+            with display.evaluating(images, phase) as advance, stop.at_once(_stopped(job)):
+                prepare_by(advance)
         if job.is_evaluation_due():  # of the untrained model, or one that was stopped
             _evaluate(job, run, stop, display)
         if state.step == job.steps or job.is_out_of_patience():

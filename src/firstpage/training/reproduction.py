@@ -126,7 +126,9 @@ def reproduce(
     for name, module in model.named_modules():
         if not list(module.children()):
             module.register_forward_hook(_find_non_finite(name, found))
-    images = state["images"].to(target, memory_format=torch.channels_last)
+    images = state["images"].to(target)
+    if images.ndim == 4:  # not features
+        images = images.contiguous(memory_format=torch.channels_last)
     labels, ids = state["labels"].to(target), torch.tensor(state["image_ids"], device=target)
     shares = [Ranks(rank, state["world"]).share(len(labels)) for rank in range(state["world"])]
     marked = int((labels < 0).sum())
