@@ -79,6 +79,15 @@ def _seeded(_seeds_cost_nothing: None) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_downloads() -> Iterator[None]:
+    """What would be downloaded cannot be: no proxy listens there, and that is known at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("https_proxy", "http://localhost:9")
+        patch.setenv("no_proxy", "localhost,127.0.0.1")  # Milvus would ask the proxy, too
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _commands_built_once() -> None:
     """Typer builds all commands at every call, as a process has but one."""
     import typer.main

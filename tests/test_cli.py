@@ -130,7 +130,8 @@ def test_errors_of_the_system_come_with_a_remedy(capsys, tmp_path, birds, monkey
     file.touch()
     code, _, err = run(capsys, "data", "get", "glyphs", str(file / "glyphs"))
     assert (code, err) == (2, f"firstpage: {file}: file exists: choose another path\n")
-    code, _, err = run(capsys, "train", "--data", str(birds), "--out", str(file), "--set", "batch.size=8")
+    small = ["--set", "batch.size=8", "--set", "model.backbone=small"]
+    code, _, err = run(capsys, "train", "--data", str(birds), "--out", str(file), *small)
     assert code == 2
     assert err == f"firstpage: {file / 'run.json'}: {file} is a file, not a folder: choose another path\n"
     long = tmp_path / ("x" * 230)
@@ -497,7 +498,7 @@ def test_a_run_folder_stands_for_its_data(capsys, tmp_path, birds, model, monkey
         ["data", "check", folder, FEW],
         ["embed", model, folder, target],
         ["figures", "nearest-classes", target, "--data", folder, "--out", str(tmp_path / "x.png")],
-        ["train", "--data", folder],
+        ["train", "--data", folder, "--set", "model.backbone=small"],
         ["baseline", "--data", folder],
         ["baseline", "--data", str(birds), "--classes", "top"],
     ):

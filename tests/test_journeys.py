@@ -66,6 +66,7 @@ def journey(run, data, *options, test=""):
     return check, train, evaluate, page
 
 
+@pytest.mark.filterwarnings("ignore:training from random weights, as there are none of ImageNet")
 def test_a_folder_of_photographs_without_an_option(run, monkeypatch):
     """Settings are chosen, a run folder too; the report has the untrained network beside the trained one."""
     monkeypatch.setattr("firstpage.training.defaults.EPOCHS", (1, 1))

@@ -13,6 +13,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.recipes import Recipe
 from firstpage.training import defaults
 from firstpage.training.defaults import complete_recipe, default_recipe
+from firstpage.training.features import uses_features
 from firstpage.training.setup import prepare
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -48,7 +49,7 @@ def test_what_is_chosen_can_be_trained(device, counts):
     recipe, notes = default_recipe(catalog, device)
     complete = complete_recipe(recipe, catalog)
     split, labels = plan_training(complete, catalog)
-    assert notes == []
+    assert ["training only the head" in note for note in notes] == [True] * (device == CPU)
     assert len(split.train) == len(labels)
     seen = complete.schedule.epochs * len(split.train)
     assert complete.batch.size <= 128
@@ -80,13 +81,17 @@ def test_losses_without_proxies_learn_more_slowly_on_pretrained_weights(loss, lr
 @pytest.mark.parametrize("parts", ["['margin', 'rll']", "[[1]]", "[{weight=1.0}]", "[{name=3}]", "3"])
 def test_odd_parts_of_a_sum_are_left_to_the_one_that_says_what_is_wrong(parts):
     catalog = photographs(*[60] * 100)
-    recipe, _ = default_recipe(catalog, GPU, ["loss.name=sum", f"loss.parts={parts}"])
-    with pytest.raises(UserError, match=r"loss\.parts|parts"):
+
+    def begin():
+        recipe, _ = default_recipe(catalog, GPU, ["loss.name=sum", f"loss.parts={parts}"])
         prepare(complete_recipe(recipe, catalog), catalog, None, Embedder.create(backbone="small", stored=48))
+
+    with pytest.raises(UserError, match=r"loss\.parts|parts"):
+        begin()
 
 
 @pytest.mark.usefixtures("_online")
-def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_small_network():
+def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_head_or_a_small_network():
     catalog = photographs(*[6] * 100)
     gpu, _ = default_recipe(catalog, GPU)
     assert (gpu.model.backbone, gpu.model.weights, gpu.loss["name"]) == ("resnet50", "imagenet", "first-page")
@@ -94,8 +99,16 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_sma
     assert (gpu.augment.size, gpu.model.crop, gpu.model.stored) == (256, 320, 352)
     own, _ = default_recipe(catalog, GPU, ["model.stored=256"])
     assert (own.augment.size, own.model.crop, own.model.stored) == (None, None, 256)
-    cpu, _ = default_recipe(catalog, CPU)
+    head, (note,) = default_recipe(catalog, CPU)
+    assert (head.model.backbone, head.model.weights, head.model.head) == ("resnet50", "imagenet", "pca")
+    assert uses_features(head)
+    assert note.startswith(
+        "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole "
+    )
+    assert complete_recipe(head, catalog).loss == defaults.TOPK | {"k": 3, "margin": 0.3}
+    cpu, notes = default_recipe(catalog, CPU, ["model.backbone=small"])
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
+    assert notes == []
     assert cpu.batch.images_per_class == 8
     assert complete_recipe(cpu, catalog).loss == defaults.TOPK | defaults.LEARNED
     bare = Recipe.of({"loss": {"name": "topk"}, "model": {"weights": "file"}})
@@ -170,10 +183,44 @@ def test_a_narrow_head_starts_at_the_principal_components_of_pretrained_features
     assert margin.optimizer.head == (50.0 if faster else 5.0 if weights else 1.0)
 
 
+@pytest.mark.usefixtures("_online")
+@pytest.mark.parametrize(
+    ("changes", "alone", "head"),
+    [
+        ([], True, "pca"),
+        (["schedule.epochs=7"], True, "pca"),
+        (["model.backbone=vit_small_14"], True, "linear"),  # which has 384 features
+        (["model.dim=513"], True, "linear"),
+        (["model.head=mlp"], True, "mlp"),
+        (["schedule.head_epochs=0"], False, "linear"),
+        (["schedule.head_epochs=3", "schedule.epochs=9"], False, "linear"),
+        (["model.pooling=gem"], False, "linear"),
+        (["model.head=multilevel"], False, "multilevel"),
+        (["model.backbone=small"], False, "linear"),  # which a CPU can train
+    ],
+)
+def test_a_cpu_trains_a_head_alone_on_a_pretrained_network(changes, alone, head):
+    changes = ["model.weights=own.safetensors", *changes]
+    recipe, notes = default_recipe(photographs(*[6] * 1000), CPU, changes)
+    assert recipe.changed(changes) == recipe
+    assert (uses_features(recipe), recipe.model.head, len(notes)) == (alone, head, int(alone))
+    assert not uses_features(default_recipe(photographs(*[6] * 1000), GPU, changes)[0])
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_features_are_computed_in_bfloat16_where_a_cpu_is_fast_at_it(monkeypatch, fast):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    recipe, _ = default_recipe(photographs(*[6] * 100), CPU, ["model.weights=own.safetensors"])
+    assert recipe.train.precision == ("bf16" if fast else "auto")
+
+
 @pytest.mark.usefixtures("_offline")
-def test_without_a_network_it_trains_from_random_weights_and_says_so():
-    recipe, (note,) = default_recipe(photographs(*[6] * 100), GPU)
-    assert (recipe.model.weights, recipe.loss["name"]) == (None, "topk")
+@pytest.mark.parametrize(("device", "backbone"), [(GPU, "resnet50"), (CPU, "small")])
+def test_without_a_network_it_trains_from_random_weights_and_says_so(device, backbone):
+    recipe, (note,) = default_recipe(photographs(*[6] * 100), device)
+    assert (recipe.model.backbone, recipe.model.weights) == (backbone, None)
+    assert recipe.loss["name"] == "topk"
     assert note.startswith("training from random weights, as there are none of ImageNet: weights='imagenet'")
     assert default_recipe(photographs(*[6] * 100), GPU, ["model.weights=own.safetensors"])[1] == []
 
@@ -188,7 +235,7 @@ def test_what_the_user_sets_is_left_alone():
     assert recipe.changed(changes) == recipe
     assert (recipe.loss, recipe.schedule.epochs) == ({"name": "topk", "k": 3}, 7)
     assert complete_recipe(recipe, catalog).loss == recipe.loss
-    assert default_recipe(catalog, CPU, changes[:2])[0].optimizer.lr == 1e-5
+    assert default_recipe(catalog, CPU, [*changes[:2], "schedule.head_epochs=0"])[0].optimizer.lr == 1e-5
 
 
 @pytest.mark.usefixtures("_online")

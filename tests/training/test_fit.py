@@ -427,6 +427,20 @@ def test_the_pace_is_shown_from_the_first_step_and_without_evaluations(capsys, m
     assert lines == ["step 1/3  3.2 images/s  1.3 min left", "step 2/3  3.2 images/s  40 s left"]
 
 
+def test_without_a_terminal_what_comes_before_the_steps_shows_its_pace_too(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    with display.Display(3, show=True) as shown:
+        with shown.evaluating(4000, "computing features") as advance:
+            for seconds, images in ((20.0, 500), (20.0, 500), (20.0, 2000)):
+                clock[0] += seconds
+                advance(images)
+        clock[0] += 15.0  # the first step, which is slower than others
+        shown.step(1, images=128)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.endswith("left")]
+    assert lines == ["computing features: 1,000/4,000 images  2 min left"]
+
+
 def test_a_baseline_has_no_row_of_a_trained_model(run, stripes):
     result = fit(recipe("schedule.epochs=0"), stripes, None, cache=run[0] / "cache", progress=False)
     assert result.seconds == 0

@@ -350,7 +350,7 @@ def test_a_stopped_command_says_how_to_go_on(monkeypatch, capsys, command, error
     monkeypatch.setattr(training, "fit", stopped)
     monkeypatch.setattr("firstpage.runs.run_data.read_data", lambda *_: Noise().catalog())  # nothing is drawn
     with pytest.raises(SystemExit) as end:
-        cli.main([command, "--data", "glyphs"])
+        cli.main([command, "--data", "glyphs", "--set", "model.backbone=small"])
     assert end.value.code == code
     assert capsys.readouterr().err == f"firstpage: {line or error}\n"
 

@@ -35,6 +35,7 @@ from firstpage.training.result import Result
 from firstpage.training.stopping import Stopped, StopSignals
 
 PROTOCOLS = ("paper", "fair")
+_LONGEST = 1e9  # seconds that a timer takes, some thirty years
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,7 @@ def _stopping_at(end: float | None) -> Iterator[None]:
         signal.raise_signal(signal.SIGTERM)
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(0.1, end - time.monotonic()))
+    signal.setitimer(signal.ITIMER_REAL, min(max(0.1, end - time.monotonic()), _LONGEST))
     try:
         yield
     finally:

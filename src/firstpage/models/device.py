@@ -36,6 +36,18 @@ def resolve_device(name: str | None = None) -> torch.device:
     return device
 
 
+def has_fast_bfloat16() -> bool:
+    """Return whether the CPU multiplies bfloat16 numbers, which makes a ResNet-50 three times as fast.
+
+    >>> isinstance(has_fast_bfloat16(), bool)
+    True
+    """
+    asked = (
+        getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    return any(is_supported() for is_supported in asked if is_supported is not None)
+
+
 def keep_freed_memory(device: torch.device) -> bool:
     """On a CPU, keep the memory of freed tensors for the next ones, as torch does on a GPU.
 

@@ -14,14 +14,16 @@ Everything is written into the recipe of the run, and whatever the user sets is 
   once most first results of a batch are right; at a high rate.
 - **A narrow embedding** of pretrained features, of 128 dimensions or fewer, starts at their principal
   components, and its head learns at ten times the rate.
-- **On a GPU** a ResNet-50 with ImageNet weights; on a CPU a small network from random weights.
-- **Images** of 256 pixels in training and 320 in tests, for a pretrained network.
+- **On a CPU, with pretrained weights**: only the head, by the top-k precision loss, on features that are
+  computed once, which takes minutes instead of hours; in bfloat16 where the CPU is fast at it.
+- A ResNet-50 with ImageNet weights; on a CPU without them a small network from random weights.
+- **Images** of 256 pixels in training and 320 in tests, for a pretrained network; of 224 for a head alone.
 - **Batches** of 128 images, four of each class, eight from random weights, more where there are few classes.
 - **Epochs** so that small data is seen often and large data a few times.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,9 +33,11 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import split_catalog
 from firstpage.data.training_plan import fit_batch_size
 from firstpage.errors import UserError
-from firstpage.losses.registry import check_settings, required_arguments
+from firstpage.losses.registry import check_settings
 from firstpage.models.weights import fetch
 from firstpage.recipes.recipe import Recipe
+from firstpage.training.default_network import FIRST_PAGE, head_settings, network_settings, size_settings
+from firstpage.training.features import uses_features
 
 IMAGES = 128  # in a batch
 PER_CLASS = {True: 4, False: 8}  # with pretrained weights or not: images of a class in a batch, at least
@@ -48,12 +52,10 @@ LEARNED: dict[str, object] = {"k": [1, 2, 4, 8, 16, 32], "margin": 0.5, "whole":
 LEARNED_PAIRS: dict[str, object] = LEARNED | {"k": [1, 2, 4, 8, 16, 32, 64]}  # of one positive each
 REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank well
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise, of one positive each
-FIRST_PAGE: dict[str, object] = {"name": "first-page"}
 SMALL = 10  # images of a class, at the median, that all belong on the first page
 WHOLE = 0.3  # the margin where they do
 PAGES = 30.0  # the weight of the page beside the proxies there
 NARROW = 128  # dimensions, up to which a head of random weights loses much of what pretrained features know
-HALVED = ("schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]", "schedule.factor=0.5")
 
 
 def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
@@ -66,9 +68,7 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
     >>> complete_recipe(Recipe.of({"loss": {"name": "first-page"}}), catalog).loss  # five images a class
     {'name': 'first-page', 'k': 3, 'margin': 0.3, 'weight': 30.0}
     """
-    if "given" not in recipe.loss:  # which stands for a loss object
-        settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
-        check_settings(settings.pop("name", ""), settings)  # a typo is told before anything else
+    _check_loss(recipe)
     typical = _typical_class(catalog)
     positives = min(recipe.batch.images_per_class, round(typical)) - 1  # of a query, in a batch
     several, small = positives > 1, typical <= SMALL
@@ -80,6 +80,13 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         refined = page if small or not several else REFINED
         recipe = replace(recipe, loss=TOPK | (learned if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
+
+
+def _check_loss(recipe: Recipe) -> None:
+    """Tell a typo in the settings of the loss before anything else."""
+    if "given" not in recipe.loss:  # which stands for a loss object
+        settings = {key: value for key, value in recipe.loss.items() if key not in FILLED}
+        check_settings(settings.pop("name", ""), settings)
 
 
 def _typical_class(catalog: Catalog) -> float:
@@ -104,97 +111,61 @@ def default_recipe(
     >>> from pathlib import Path
     >>> paths = [f"{number}.jpg" for number in range(2000)]
     >>> catalog = Catalog("x", Path(), paths, np.arange(2000) // 5, [str(name) for name in range(400)], {})
-    >>> recipe, _ = default_recipe(catalog, torch.device("cpu"))
-    >>> recipe.model.backbone, recipe.loss["name"], recipe.schedule.epochs, recipe.batch.images_per_class
-    ('small', 'topk', 60, 8)
-    >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), ["model.weights=resnet50.safetensors"])
-    >>> recipe.model.backbone, recipe.loss["name"]
-    ('resnet50', 'first-page')
+    >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), ["model.backbone=small"])
+    >>> recipe.loss["name"], recipe.schedule.epochs, recipe.batch.images_per_class
+    ('topk', 60, 8)
+    >>> weights = ["model.weights=resnet50.safetensors"]
+    >>> recipe, (note,) = default_recipe(catalog, torch.device("cpu"), weights)
+    >>> recipe.model.backbone, recipe.model.head, recipe.schedule.head_epochs == recipe.schedule.epochs
+    ('resnet50', 'pca', True)
+    >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), [*weights, "schedule.head_epochs=0"])
+    >>> recipe.loss["name"]
+    'first-page'
     """
     given = Recipe().changed(changes)
+    _check_loss(given)
     chosen = {change.partition("=")[0].strip() for change in changes}
     backbone, weights, notes = given.model.backbone, given.model.weights, []
-    if "model.backbone" not in chosen and device.type != "cuda" and weights is None:
-        backbone = "small"
-    elif not chosen & {"model.backbone", "model.weights"}:
+    if not chosen & {"model.backbone", "model.weights"}:
         try:
             fetch(backbone)
             weights = "imagenet"
         except (OSError, UserError) as error:
             notes.append(f"training from random weights, as there are none of ImageNet: {error}")
-    settings = [
-        f"model.backbone={backbone}",
-        *([f"model.weights={weights}"] if weights is not None else []),
-        *_network(
+            backbone = backbone if device.type == "cuda" else "small"
+    alone = (
+        device.type != "cuda"
+        and weights is not None
+        and backbone != "small"
+        and "schedule.head_epochs" not in chosen
+        and uses_features(given.changed(["schedule.epochs=1", "schedule.head_epochs=1"]))
+    )
+    if alone:
+        notes.append(
+            "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole network, which "
+            "is better and takes a hundred times as long"
+        )
+    pretrained = weights is not None
+    amount = _amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[pretrained])
+    if alone:
+        network = head_settings(backbone, given, Recipe().changed([*amount, *changes]).schedule.epochs)
+    else:
+        network = network_settings(
             backbone,
-            weights is not None,
+            pretrained,
             given.loss if "loss.name" in chosen else FIRST_PAGE,
             few=_training_size(catalog, given)[0] < FEW and _typical_class(catalog) > 2,
             slowly=_typical_class(catalog) <= SMALL,
             narrow=given.model.dim <= NARROW and ":" not in backbone,  # others may have as few features
-        ),
-        *([] if weights is None or backbone == "small" or chosen & SIZES else _sizes(backbone)),
-        *_amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[weights is not None]),
+        )
+    settings = [
+        f"model.backbone={backbone}",
+        *([f"model.weights={weights}"] if pretrained else []),
+        *network,
+        *([] if not pretrained or backbone == "small" or chosen & SIZES else size_settings(backbone, alone)),
+        *amount,
     ]
     return Recipe().changed([*settings, *changes]), notes
-
-
-def _network(
-    backbone: str, pretrained: bool, loss: Mapping[str, object], *, few: bool, slowly: bool, narrow: bool
-) -> list[str]:
-    """Return loss, rates, schedule, and the image size of the small network."""
-    transformer = "vit" in backbone
-    if pretrained:
-        network = [
-            "loss.name=first-page",
-            f"model.pooling={'cls' if transformer else 'avg+max'}",
-            f"model.freeze_batch_norm={'false' if transformer else 'true'}",
-            *(["model.head=pca"] if narrow else []),
-        ]
-        faster = 10.0 if narrow else 1.0  # the head
-        if not transformer and not _has_proxies(loss):
-            return [*network, "optimizer.lr=2e-5", f"optimizer.head={5.0 * faster}", "optimizer.loss=100.0"]
-        # Head and proxies always learn at the same rate, proxies at 0.01.
-        lr, head, proxies = (
-            (1e-5, 1.0, 1000.0) if transformer else (3e-5, 3.0, 300.0) if few else (1e-4, 1.0, 100.0)
-        )
-        return [
-            *network,
-            f"optimizer.lr={lr}",
-            f"optimizer.head={head * faster}",
-            f"optimizer.loss={proxies}",
-            "schedule.head_epochs=3",
-            *(["schedule.kind=cosine"] if slowly and loss == FIRST_PAGE else HALVED),
-        ]
-    size = ["model.dim=128", "model.stored=72", "model.crop=64"] if backbone == "small" else []
-    return [
-        "loss.name=topk",
-        *size,
-        "optimizer.lr=3e-3" if backbone == "small" else "optimizer.lr=1e-3",
-        "optimizer.head=1.0",
-        "optimizer.weight_decay=1e-2",
-        "schedule.kind=cosine",
-        "schedule.warmup=1.0",
-    ]
-
-
-def _has_proxies(loss: object) -> bool:
-    """Return whether a loss learns vectors for classes: it has to know how many, and how long they are."""
-    if not isinstance(loss, Mapping) or not isinstance(name := loss.get("name"), str):
-        return False  # `complete_recipe` will say so
-    if name == "sum":
-        parts = loss.get("parts")
-        return isinstance(parts, list) and any(_has_proxies(part) for part in parts)
-    return {"classes", "dim"} <= set(required_arguments(name))
-
-
-def _sizes(backbone: str) -> list[str]:
-    """Return image sizes. Random crops show objects larger than whole images do: tests take larger ones."""
-    if backbone.startswith("timm:"):  # many accept one size only
-        return []
-    if "vit" in backbone:
-        return ["model.stored=320", "model.crop=308", "augment.size=224", "augment.scale=[0.25, 1.0]"]
-    return ["model.stored=352", "model.crop=320", "augment.size=256", "augment.scale=[0.08, 1.0]"]
 
 
 def _training_size(catalog: Catalog, given: Recipe) -> tuple[int, int]:

@@ -72,10 +72,9 @@ class Display:
         self._throughput = f"{throughput:,.{0 if throughput >= 10 else 1}f} images/s"
         self._step_began = now
         self._bar.update(self._task, completed=step, metrics=self._metrics(), visible=True)
-        if not self._bar.console.is_terminal and now - self._printed > LINE_EVERY:
+        if self._line_is_due():
             left = (self._steps - step) * self._step_seconds
             self.print(f"step {step:,}/{self._steps:,}  {self._metrics()}  {format_seconds(left)} left")
-            self._printed = now
 
     def show_loss(self, loss: float) -> None:
         """Show the loss of a logged step."""
@@ -85,11 +84,21 @@ class Display:
     def evaluating(self, images: int, phase: str = "evaluating") -> Iterator[Callable[[int], None]]:
         """Show a bar of embedded images within this context; yields what advances it by a number of them."""
         task = self._bar.add_task(phase, total=images, unit="images", metrics="")
+        done, began = 0, time.monotonic()
+
+        def advance(count: int) -> None:
+            nonlocal done
+            self._bar.advance(task, count)
+            done += count
+            if self._line_is_due():
+                left = (images - done) * (time.monotonic() - began) / max(done, 1)
+                self.print(f"{phase}: {done:,}/{images:,} images  {format_seconds(left)} left")
+
         try:
-            yield lambda count: self._bar.advance(task, count)
+            yield advance
         finally:
             self._bar.remove_task(task)
-            self._step_began = time.monotonic()  # an evaluation is no part of a step
+            self._step_began = self._printed = time.monotonic()  # an evaluation is no part of a step
 
     def show_evaluation(self, epoch: int, metrics: dict[str, float]) -> None:
         """Print the metrics of an evaluation."""
@@ -103,6 +112,13 @@ class Display:
         """Print a line above the bar."""
         if not self._bar.disable:
             self._bar.console.print(escape(text), highlight=False, markup=False, soft_wrap=True)
+
+    def _line_is_due(self) -> bool:
+        """Return whether to print a line in place of the bar."""
+        now = time.monotonic()
+        due = not self._bar.console.is_terminal and now - self._printed > LINE_EVERY
+        self._printed = now if due else self._printed
+        return due
 
     def _metrics(self) -> str:
         return "  ".join(part for part in (self._loss, self._precision, self._throughput) if part)

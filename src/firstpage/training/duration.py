@@ -45,7 +45,8 @@ def estimate_duration(job: TrainJob) -> str:
     if device.type == "cpu" and seconds > LONG:
         smaller = "" if recipe.model.backbone == "small" else "model.backbone=small, "
         setting = "model.crop" if recipe.augment.size is None else "augment.size"
-        line += f"; for less: fewer schedule.epochs, half the {setting}, {smaller}or a GPU"
+        shorter = "" if features else f"fewer schedule.epochs, half the {setting}, "
+        line += f"; for less: {shorter}{smaller}or a GPU"
     return line
 
 

@@ -27,6 +27,7 @@ from firstpage.recipes.recipe import Recipe
 VERSION = 1  # of the files, and of what is computed
 CROPS = 3  # random crops of each training image, beside its central one
 BLOCK = 256  # crops in a file
+_SEED = 0  # of the crops: runs of every seed share them
 _DIGEST = 16  # bytes, at the beginning of each file
 
 Rows = NDArray[np.int64]
@@ -59,7 +60,7 @@ class FeatureStore:
         trained: Rows of the images that are trained on.
         tested: Rows of other images whose features are asked for.
         augment: Draws the random crops.
-        seed: Of the random crops.
+        seed: Of the choice among the crops. The crops themselves are the same for every seed.
         half: Run the backbone in bfloat16.
         cache: Folder of cached pixels; features are kept in its folder `features`. Defaults to the user's
             cache.
@@ -178,7 +179,7 @@ class FeatureStore:
     def _compute(self, rows: Rows, augment: Augment, number: int) -> Tensor:
         """Return the features of a block, float16 on the CPU."""
         model, pool, was_training = self._model, self._model.heads[0][0], self._model.training  # type: ignore[index]
-        crop = partial(augment, seed=self._seed, step=number)
+        crop = partial(augment, seed=_SEED, step=number)
         model.eval()
         try:
             with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self._half):
@@ -200,7 +201,7 @@ class FeatureStore:
             "stores": [store.path.name for store in stores],
             "rows": hashlib.blake2b(self._shown.tobytes() + b"|" + self._trained.tobytes()).hexdigest(),
             "backbone": backbone_fingerprint(self._model),
-            "augment": [asdict(self._augment), self._seed, CROPS, BLOCK],
+            "augment": [asdict(self._augment), _SEED, CROPS, BLOCK],
             "computed": [self._half, self._model.device.type],
         }
         name = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
