@@ -44,6 +44,41 @@ def test_levels_are_joined_before_they_are_normalized():
     torch.testing.assert_close(model(images), joined / joined.norm(dim=1, keepdim=True))
 
 
+@pytest.mark.parametrize("head", ["linear", "mlp", "none", "split"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_head_of_several_stages_sees_the_pooled_features_of_each_side_by_side(head, norm):
+    settings = {"learners": (3, 5)} if head == "split" else {}
+    model = small(head=head, stages=2, pooling="avg+max", layer_norm=norm, **settings).eval()
+    images = torch.randn(2, 3, 32, 32)
+    pooled = []
+    for stage in model.backbone.stages(images)[1:]:
+        features = stage.mean(dim=(2, 3)) + stage.amax(dim=(2, 3))
+        if norm:
+            shifted = features - features.mean(dim=1, keepdim=True)
+            features = shifted / (shifted.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
+        pooled.append(features)
+    expected = torch.cat(pooled, dim=1)
+    for layer in list(model.heads[0])[1 + norm :]:
+        expected = layer(expected)
+    torch.testing.assert_close(torch.cat(model.raw(images), dim=1), expected)
+    assert model.feature_width == 96 + 192
+    torch.testing.assert_close(model.raw(model.pooled(model.features(images))), model.raw(images))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": 0}, r"^model\.stages=0: must be in 1\.\.3"),
+        ({"stages": 4}, r"^model\.stages=4: must be in 1\.\.3"),
+        ({"stages": 3, "head": "multilevel"}, "'multilevel' has its own stages: set model.stages=1"),
+        ({"stages": 2, "head": "attention", "learners": (4, 4)}, "'attention' has its own stages"),
+    ],
+)
+def test_stages_that_a_head_cannot_have(settings, message):
+    with pytest.raises(ValueError, match=message):
+        small(**settings)
+
+
 def test_an_image_and_its_mirror_image_have_one_embedding_if_both_are_averaged(photos):
     model = small()
     images = [Image.open(photos.path(row)).resize((32, 32)) for row in range(5)]

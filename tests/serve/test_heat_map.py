@@ -56,8 +56,9 @@ def test_with_average_pooling_the_parts_add_up_to_the_cosine(settings):
 
 
 @pytest.mark.parametrize("pooling", ["max", "avg+max", "gem"])
-def test_homogeneous_pooling_without_bias_adds_up_by_gradients(pooling):
-    model = shaken(pooling=pooling, head="none")
+@pytest.mark.parametrize("stages", [1, 3])
+def test_homogeneous_pooling_without_bias_adds_up_by_gradients(pooling, stages):
+    model = shaken(pooling=pooling, head="none", stages=stages)
     maps = compare_images(model, picture(1), picture(2))
     assert not maps.exact
     assert maps.query.sum().item() == pytest.approx(maps.score, abs=1e-3)
@@ -75,7 +76,13 @@ def test_gradients_agree_with_the_exact_parts_where_both_hold(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"head": "mlp"}, {"layer_norm": True}, {"head": "split", "learners": (6, 10), "pooling": "max"}],
+    [
+        {"head": "mlp"},
+        {"layer_norm": True},
+        {"head": "split", "learners": (6, 10), "pooling": "max"},
+        {"stages": 3},
+        {"stages": 2, "layer_norm": True, "pooling": "avg+max"},
+    ],
 )
 def test_what_is_not_linear_is_not_called_exact(settings):
     maps = compare_images(shaken(**settings), picture(1), picture(2))
@@ -83,8 +90,8 @@ def test_what_is_not_linear_is_not_called_exact(settings):
     assert maps.query.abs().sum() > 0
 
 
-@pytest.mark.parametrize("pooling", ["cls", "avg"])
-def test_transformers_have_a_part_for_each_patch(pooling):
+@pytest.mark.parametrize(("pooling", "stages"), [("cls", 1), ("cls", 3), ("avg", 1)])
+def test_transformers_have_a_part_for_each_patch(pooling, stages):
     torch.manual_seed(0)
     model = Embedder.create(
         backbone="firstpage.models.backbones.vit:VisionTransformer",
@@ -93,6 +100,7 @@ def test_transformers_have_a_part_for_each_patch(pooling):
         stored=64,
         crop=(28, 42),
         pooling=pooling,
+        stages=stages,
         resize="squash",
     )
     maps = compare_images(model.eval(), picture(1), picture(2))

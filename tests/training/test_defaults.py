@@ -190,6 +190,7 @@ def test_a_narrow_head_starts_at_the_principal_components_of_pretrained_features
         ([], True, "pca"),
         (["schedule.epochs=7"], True, "pca"),
         (["model.backbone=vit_small_14"], True, "linear"),  # which has 384 features
+        (["model.backbone=timm:resnet18"], True, "linear"),
         (["model.dim=513"], True, "linear"),
         (["model.head=mlp"], True, "mlp"),
         (["schedule.head_epochs=0"], False, "linear"),

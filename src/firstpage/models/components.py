@@ -85,7 +85,7 @@ def _moments(
         with torch.no_grad():
             for network_input in model.inputs(images, rows):
                 with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                    features = before(model.features(network_input)[0])
+                    features = before(model.pooled(model.features(network_input)))
                 features = features.double()
                 total = total + features.sum(dim=0)
                 products = products + features.T @ features

@@ -67,6 +67,7 @@ class Embedder(nn.Module):
         backbone: The network.
         level_dims: Dimensions of each level, that is, of each learner; one if the head gives one.
         heads: One head, or one for each of three stages.
+        feature_width: How many pooled features one head sees.
         attention: The masks of an `attention` head.
         dim: Dimensions of the embedding.
         framing: How an image becomes stored pixels.
@@ -92,16 +93,19 @@ class Embedder(nn.Module):
             crop = min(side, settings.stored) if isinstance(settings.stored, int) else settings.stored
         self.settings = replace(settings, crop=crop)
         self.backbone.check_size(*as_pair(crop))
-        widths = self.backbone.widths if settings.head == "multilevel" else self.backbone.widths[-1:]
+        seen = self.backbone.widths[-settings.stages :]  # by a head
+        widths = [(width,) for width in self.backbone.widths] if settings.head == "multilevel" else [seen]
         dims = settings.learners or tuple(
-            width if settings.head == "none" else settings.dim for width in widths
+            sum(width) if settings.head == "none" else settings.dim for width in widths
         )
+        self.feature_width = sum(seen)
         self.level_dims, self.dim = dims, sum(dims)
         sizes = (self.dim,) if settings.head == "split" else dims[: len(widths)]
-        if settings.head == "pca" and settings.dim > widths[0]:
+        if settings.head == "pca" and settings.dim > self.feature_width:
             raise UserError(
-                f"model.dim={settings.dim}: {settings.backbone} has only {widths[0]} features, of whose "
-                f"components model.head='pca' keeps the first: use at most {widths[0]}, or model.head=linear"
+                f"model.dim={settings.dim}: {settings.backbone} has only {self.feature_width} features, of "
+                f"whose components model.head='pca' keeps the first: use at most {self.feature_width}, or "
+                "model.head=linear"
             )
         self.heads = nn.ModuleList(
             Head(width, size, settings, self.backbone.prefix_tokens)
@@ -144,11 +148,23 @@ class Embedder(nn.Module):
         >>> [level.shape[1] for level in model.levels([torch.zeros(2, 192, 2, 2)])]
         [3, 5]
         """
+        if self.settings.stages > 1:
+            features = (self.pooled(features),)
         vectors = tuple(self.heads[number % len(self.heads)](part) for number, part in enumerate(features))
         return vectors[0].split(list(self.level_dims), dim=1) if self.settings.head == "split" else vectors
 
+    def pooled(self, features: Sequence[Tensor]) -> Tensor:
+        """Return what `features` returned as pooled features [B, F] of all stages that one head sees.
+
+        >>> model = Embedder.create(backbone="small", stages=2, dim=8, stored=48)
+        >>> model.pooled(model.features(torch.zeros(2, 3, 48, 48))).shape
+        torch.Size([2, 288])
+        """
+        pooling = cast(Head, self.heads[0])[0]
+        return torch.cat([pooling(part) for part in features], dim=1)
+
     def features(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the heads pool: the last features, those of each stage, or those behind each mask.
+        """Return what the heads pool: the last features, those of several stages, or those behind each mask.
 
         Features that were pooled before, [B, F], are what they are.
 
@@ -159,7 +175,8 @@ class Embedder(nn.Module):
         if _are_features(images):
             return (images,)
         if self.attention is None:
-            return self.backbone.stages(images) if len(self.heads) > 1 else (self.backbone(images),)
+            count = max(len(self.heads), self.settings.stages)
+            return self.backbone.stages(images)[-count:] if count > 1 else (self.backbone(images),)
         backbone = cast(backbones.SplitBackbone, self.backbone)
         masked = self.attention(backbone.lower_stages(images)[1])
         high = backbone.high_stage(masked)

@@ -134,7 +134,7 @@ def backbone_fingerprint(model: Embedder) -> str:
     >>> backbone_fingerprint(narrow) == backbone_fingerprint(wide)
     True
     """
-    names = ("backbone", "options", "pooling", "stored", "resize", "crop")
+    names = ("backbone", "options", "pooling", "stages", "stored", "resize", "crop")
     return _fingerprint({name: getattr(model.settings, name) for name in names}, model.backbone)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from firstpage.models.pooling import Pooling
 from firstpage.pairs import unit
@@ -11,22 +12,23 @@ from firstpage.recipes.settings import ModelSettings
 
 
 class Head(nn.Sequential):
-    """Pooling, an optional layer norm and a linear layer or two: from the features of one stage to a vector.
+    """Pooling, an optional layer norm and a linear layer or two: from features to a vector.
 
     Args:
-        width: Channels of the features.
+        widths: Channels of each stage whose features it gets.
         dim: Dimensions of the vector; those of the features if `model.head` is `none`.
         settings: The architecture.
         prefix_tokens: See `Backbone`.
 
-    >>> Head(8, 4, ModelSettings(), 1)(torch.zeros(2, 8, 3, 3)).shape
+    >>> Head([8], 4, ModelSettings(), 1)(torch.zeros(2, 8, 3, 3)).shape
     torch.Size([2, 4])
     """
 
-    def __init__(self, width: int, dim: int, settings: ModelSettings, prefix_tokens: int) -> None:
+    def __init__(self, widths: Sequence[int], dim: int, settings: ModelSettings, prefix_tokens: int) -> None:
+        width = sum(widths)
         layers: list[nn.Module] = [Pooling(settings.pooling, prefix_tokens)]
         if settings.layer_norm:
-            layers.append(nn.LayerNorm(width, elementwise_affine=False))
+            layers.append(StageNorm(widths))
         if settings.head == "mlp":
             layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
         if settings.head != "none":
@@ -34,6 +36,27 @@ class Head(nn.Sequential):
         if settings.standardize:
             layers.append(nn.BatchNorm1d(dim, affine=False))
         super().__init__(*layers)
+
+
+class StageNorm(nn.Module):
+    """Layer norm without weights, of the features of each stage by themselves.
+
+    Args:
+        widths: How many features each stage has.
+
+    >>> StageNorm([2, 2])(torch.tensor([[1.0, 3.0, 50.0, 30.0]])).round()
+    tensor([[-1.,  1.,  1., -1.]])
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.widths = list(widths)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the normalized features [B, F]."""
+        return torch.cat(
+            [layer_norm(part, part.shape[1:]) for part in features.split(self.widths, dim=1)], dim=1
+        )
 
 
 class Attention(nn.Module):

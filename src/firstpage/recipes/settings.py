@@ -25,7 +25,10 @@ class ModelSettings:
         options: Further arguments of that backbone, such as `{"strides": "v1"}` for a ResNet.
         weights: A file of pretrained weights, or `imagenet`. Defaults to random weights.
         pooling: `avg`, `max`, `avg+max`, `gem` or `cls`.
-        layer_norm: Normalize the pooled features before the head.
+        stages: How many of the backbone's three stages the head sees, from the last: their pooled features,
+            side by side. Low stages know colors, textures and shapes that the last one has forgotten, which a
+            head that is trained alone gains from; set `layer_norm`, too, as the stages differ in scale.
+        layer_norm: Normalize the pooled features before the head, each stage by itself.
         head: `linear`, `pca` (linear; a run starts it at the principal components of the training images'
             features instead of random weights, which helps where `dim` is small), `mlp`, `none` (the pooled
             features themselves), or one that gives several embeddings, each with a loss of its own:
@@ -54,6 +57,7 @@ class ModelSettings:
     options: dict[str, object] = field(default_factory=dict)
     weights: str | None = field(default=None, metadata={"example": "imagenet"})
     pooling: str = "avg"
+    stages: int = 1
     layer_norm: bool = False
     head: str = "linear"
     dim: int = 512
@@ -70,6 +74,12 @@ class ModelSettings:
         if self.head not in HEADS:
             raise UserError(f"model.head={self.head!r}: choose one of {', '.join(HEADS)}")
         self._check_learners()
+        if not 1 <= self.stages <= 3:
+            raise UserError(f"model.stages={self.stages}: must be in 1..3")
+        if self.stages > 1 and self.head in ("multilevel", "attention"):
+            raise UserError(
+                f"model.stages={self.stages}: model.head={self.head!r} has its own stages: set model.stages=1"
+            )
         for name in ("weights", "checkpointing", "name"):
             if name in self.options:
                 raise UserError(f"model.options: {name!r} is not an option of a backbone; remove it")

@@ -82,7 +82,8 @@ def is_exact(model: Embedder) -> bool:
     False
     """
     settings = model.settings
-    return settings.pooling == "avg" and not settings.layer_norm and settings.head != "mlp"
+    linear = not settings.layer_norm and settings.head != "mlp"
+    return linear and settings.pooling == "avg" and settings.stages == 1
 
 
 def seen_region(model: Embedder, size: tuple[int, int]) -> Box:
@@ -145,7 +146,7 @@ def _gradient_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor
     sources: tuple[Tensor, ...]
     if model.settings.pooling == "cls":  # which the last patches do not reach
         stages = model.backbone.stages(images)
-        features, sources = (stages[-1:] if len(model.heads) == 1 else stages), stages[1:2]
+        features, sources = stages[-max(len(model.heads), model.settings.stages) :], stages[1:2]
     else:
         with torch.no_grad():
             features = model.features(images)

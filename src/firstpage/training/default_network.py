@@ -7,7 +7,7 @@ from firstpage.models.device import has_fast_bfloat16
 from firstpage.recipes.recipe import Recipe
 
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
-LEAST_FEATURES = 512  # of the convolutional networks
+LEAST_FEATURES = 512  # of three stages of a convolutional network
 HALVED = ("schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]", "schedule.factor=0.5")
 
 
@@ -71,15 +71,18 @@ def head_settings(backbone: str, given: Recipe, epochs: int) -> list[str]:
         epochs: How many epochs the run has.
 
     >>> head_settings("resnet50", Recipe(), epochs=8)[2:4]
-    ['loss.name=topk', 'model.head=pca']
+    ['loss.name=topk', 'model.stages=3']
     """
-    simple = "vit" not in backbone and ":" not in backbone  # others may have fewer features than dimensions
+    convolutional = (
+        "vit" not in backbone and ":" not in backbone
+    )  # others may have no stages, or few features
+    stages = ["model.stages=3", "model.layer_norm=true", "optimizer.lr=2e-4"]
     return [
         *_pretrained("vit" in backbone),
         "loss.name=topk",
-        f"model.head={'pca' if simple and given.model.dim <= LEAST_FEATURES else 'linear'}",
+        *(stages if convolutional else ["optimizer.lr=3e-4"]),
+        f"model.head={'pca' if convolutional and given.model.dim <= LEAST_FEATURES else 'linear'}",
         "augment.scale=[0.4, 1.0]",
-        "optimizer.lr=3e-4",
         "optimizer.head=1.0",
         "optimizer.loss=30.0",
         "schedule.kind=cosine",

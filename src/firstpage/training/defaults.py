@@ -142,8 +142,8 @@ def default_recipe(
     )
     if alone:
         notes.append(
-            "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole network, which "
-            "is better and takes a hundred times as long"
+            "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole network, "
+            "which is better and takes a hundred times as long"
         )
     pretrained = weights is not None
     amount = _amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[pretrained])

@@ -101,7 +101,7 @@ class FeatureStore:
         self._place, self._order = np.full(last, -1), np.full(last, -1)
         self._place[self._shown] = np.arange(len(self._shown))
         self._order[self._trained] = np.arange(len(self._trained))
-        self._values = torch.empty(0, model.backbone.widths[-1])
+        self._values = torch.empty(0, model.feature_width)
         self._folder = self._find_folder(cache)
 
     def __len__(self) -> int:
@@ -178,13 +178,13 @@ class FeatureStore:
 
     def _compute(self, rows: Rows, augment: Augment, number: int) -> Tensor:
         """Return the features of a block, float16 on the CPU."""
-        model, pool, was_training = self._model, self._model.heads[0][0], self._model.training  # type: ignore[index]
+        model, was_training = self._model, self._model.training
         crop = partial(augment, seed=_SEED, step=number)
         model.eval()
         try:
             with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self._half):
                 inputs = model.inputs(self._pixels, rows, augment=crop)
-                parts = [pool(model.features(images)[0]).half() for images in inputs]
+                parts = [model.pooled(model.features(images)).half() for images in inputs]
         finally:
             model.train(was_training)
         return torch.cat(parts).cpu()

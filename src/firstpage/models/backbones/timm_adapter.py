@@ -68,8 +68,8 @@ class TimmBackbone(Backbone):
         """Return the features of the low, middle and high stage."""
         if not hasattr(self.network, "forward_intermediates"):
             raise UserError(
-                f"head='multilevel': timm's {type(self.network).__name__} returns only its last features; "
-                "choose another head, or a network with forward_intermediates"
+                f"timm's {type(self.network).__name__} returns only its last features: choose a network with "
+                "forward_intermediates, or model.stages=1 and a head other than multilevel"
             )
         images = self.renormalize(images)
         if not self.has_tokens:
