@@ -18,6 +18,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("suite")
 
+# For torch, which is imported later, and all processes of the tests: the same instructions on every CPU, and
+# no bfloat16, in which two ways to the same result differ.
+os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
+
 
 # Files that take longest, in this order, so that the workers of `make test` end together.
 LONGEST = (

@@ -208,14 +208,6 @@ def test_a_cpu_trains_a_head_alone_on_a_pretrained_network(changes, alone, head)
     assert not uses_features(default_recipe(photographs(*[6] * 1000), GPU, changes)[0])
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_features_are_computed_in_bfloat16_where_a_cpu_is_fast_at_it(monkeypatch, fast):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    recipe, _ = default_recipe(photographs(*[6] * 100), CPU, ["model.weights=own.safetensors"])
-    assert recipe.train.precision == ("bf16" if fast else "auto")
-
-
 @pytest.mark.usefixtures("_offline")
 @pytest.mark.parametrize(("device", "backbone"), [(GPU, "resnet50"), (CPU, "small")])
 def test_without_a_network_it_trains_from_random_weights_and_says_so(device, backbone):

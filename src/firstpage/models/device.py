@@ -36,12 +36,17 @@ def resolve_device(name: str | None = None) -> torch.device:
     return device
 
 
-def has_fast_bfloat16() -> bool:
-    """Return whether the CPU multiplies bfloat16 numbers, which makes a ResNet-50 three times as fast.
+def is_half_default(device: torch.device) -> bool:
+    """Return whether networks run in bfloat16 on a device unless float32 is asked for.
 
-    >>> isinstance(has_fast_bfloat16(), bool)
+    They do on a GPU, and on a CPU that multiplies such numbers (AVX-512 BF16, AMX), which makes a ResNet-50
+    three times as fast.
+
+    >>> is_half_default(torch.device("cuda"))
     True
     """
+    if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return device.type == "cuda"  # $ATEN_CPU_CAPABILITY tells torch to do without
     asked = (
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     )

@@ -27,7 +27,7 @@ from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
 from firstpage.losses.pair_similarity import PairSimilarity
 from firstpage.models import backbones
-from firstpage.models.device import keep_freed_memory
+from firstpage.models.device import is_half_default, keep_freed_memory
 from firstpage.models.heads import Attention, Head, concatenate_learners
 from firstpage.pairs import unit
 from firstpage.recipes.recipe import build_settings
@@ -227,7 +227,7 @@ class Embedder(nn.Module):
             rows: Row indices of the images to embed. Defaults to all of them.
             batch_size: Number of images at a time. Defaults to 256, on a CPU to fewer if they are large.
             progress: Show a progress bar, or call this with the number of images of each batch.
-            half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and float32 on a CPU.
+            half: Run the network in bfloat16. Defaults to bfloat16 on a GPU and on a CPU that is fast at it.
             flip: Average the embeddings of each image and of its mirror image, at twice the cost.
 
         Raises:
@@ -241,7 +241,7 @@ class Embedder(nn.Module):
         _check_images(images)
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
-        half = device.type == "cuda" if half is None else half
+        half = is_half_default(device) if half is None else half
         keep_freed_memory(device)
         self.eval()
         vectors = []

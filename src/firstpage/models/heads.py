@@ -54,9 +54,8 @@ class StageNorm(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the normalized features [B, F]."""
-        return torch.cat(
-            [layer_norm(part, part.shape[1:]) for part in features.split(self.widths, dim=1)], dim=1
-        )
+        parts = torch.split(features, self.widths, dim=1)
+        return torch.cat([layer_norm(part, part.shape[1:]) for part in parts], dim=1)
 
 
 class Attention(nn.Module):

@@ -316,7 +316,7 @@ class TrainSettings:
         meta_classes: Train on so many random groups of classes (DREML); 0 trains on the classes.
         members: Networks of an ensemble, trained one after another; see `training.members`.
         member: Which of them (`fit` trains one); it has its own batches and groups of classes.
-        precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU.
+        precision: Of the network: `bf16` or `fp32`; `auto` is bf16 on a GPU, and on a CPU that is fast at it.
         compile: Compile network and augmentation with `torch.compile`: a minute at the start, then twice as
             fast. On a GPU the network is recorded as CUDA graphs, except with `batch.chunk`.
         sync_batch_norm: Normalize trained batch norms by the images of all ranks.

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from firstpage.losses.registry import required_arguments
-from firstpage.models.device import has_fast_bfloat16
 from firstpage.recipes.recipe import Recipe
 
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
@@ -87,7 +86,6 @@ def head_settings(backbone: str, given: Recipe, epochs: int) -> list[str]:
         "optimizer.loss=30.0",
         "schedule.kind=cosine",
         f"schedule.head_epochs={epochs}",
-        f"train.precision={'bf16' if has_fast_bfloat16() else 'auto'}",
     ]
 
 
