@@ -38,7 +38,7 @@ def settings(data: str, weights: str | None, images_per_class: int, loss: str) -
     """What differs from the defaults."""
     network = ["model.backbone=small"] if weights is None else [f"model.weights={weights}"]
     if weights is not None:
-        network.append("model.options.strides=v1")
+        network += ["model.options.strides=v1", "schedule.head_epochs=0"]  # the whole network, on a CPU, too
     if data == "glyphs":
         network += [change for change in GLYPHS if weights is None or not change.startswith("model")]
     protocol = ["train.protocol=paper", "train.evaluate_untrained=true"]

@@ -174,7 +174,9 @@ def _recipe(
         from firstpage.models.device import resolve_device
         from firstpage.training.defaults import complete_recipe, default_recipe
 
-        chosen, _ = default_recipe(catalog, resolve_device(None), changes or [])
+        chosen, notes = default_recipe(catalog, resolve_device(None), changes or [])
+        for note in notes:
+            warnings.warn(note, stacklevel=1)
         chosen = complete_recipe(chosen, catalog)
 
     from firstpage import losses  # only for a recipe that is right, as it imports torch

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from firstpage.models import Embedder
-from firstpage.models.device import is_half_default, keep_freed_memory
+from firstpage.models.device import keep_freed_memory, use_half
 
 
 def page_faults(times):
@@ -36,11 +36,11 @@ def test_the_memory_of_a_gpu_is_torchs_own():
 def test_a_cpu_runs_networks_in_bfloat16_where_it_is_fast_at_it(monkeypatch, instructions, fast):
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda name=name: name in instructions, raising=False)
-    assert not is_half_default(torch.device("cpu"))  # as tests run without AVX-512
+    assert not use_half(torch.device("cpu"))  # as tests run without AVX-512
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert is_half_default(torch.device("cpu")) == fast
-    assert is_half_default(torch.device("cuda"))
-    assert not is_half_default(torch.device("meta"))
+    assert use_half(torch.device("cpu")) == fast
+    assert use_half(torch.device("cuda"))
+    assert not use_half(torch.device("meta"))
     model = Embedder.create(backbone="small", dim=8, stored=32)
     images = [np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)]
     exact, rounded = (model.embed(images, half=half, progress=False) for half in (False, True))
@@ -52,4 +52,4 @@ def test_an_unknown_cpu_runs_networks_in_float32(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.delattr(torch.cpu, name, raising=False)
-    assert not is_half_default(torch.device("cpu"))
+    assert not use_half(torch.device("cpu"))

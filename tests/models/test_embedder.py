@@ -218,13 +218,20 @@ def test_wrong_settings_are_named(settings, complaint):
         small(**settings)
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """An ensemble of learners with masks, all that is hard to export; its session; what the command said."""
+@pytest.fixture(
+    scope="module",
+    params=[
+        {"head": "attention", "learners": (4, 4)},
+        {"head": "pca", "stages": 3, "layer_norm": True, "pooling": "avg+max"},
+    ],
+    ids=["attention", "stages"],
+)
+def exported(request, tmp_path_factory):
+    """An ensemble of what is hard to export: masks, several stages; its session; what the command said."""
     onnxruntime = pytest.importorskip("onnxruntime")
     folder = tmp_path_factory.mktemp("exported")
     torch.manual_seed(0)
-    members = [small(head="attention", learners=(4, 4), standardize=True) for _ in range(2)]
+    members = [small(**request.param, standardize=True) for _ in range(2)]
     model, said = combine(members), io.StringIO()
     command = ["export", str(model.save(folder / "model")), str(folder / "model.onnx")]
     with redirect_stdout(said), pytest.raises(SystemExit) as end:

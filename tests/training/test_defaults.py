@@ -105,7 +105,11 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_hea
     assert note.startswith(
         "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole "
     )
-    assert complete_recipe(head, catalog).loss == defaults.TOPK | {"k": 3, "margin": 0.3}
+    assert complete_recipe(head, catalog).loss == defaults.TOPK | {"k": 3, "margin": 0.5}
+    pairs, _ = default_recipe(photographs(*[2] * 100), CPU)
+    assert complete_recipe(pairs, photographs(*[2] * 100)).loss == defaults.TOPK | {"k": 5, "margin": 0.5}
+    large, _ = default_recipe(photographs(*[60] * 10), CPU)
+    assert complete_recipe(large, photographs(*[60] * 10)).loss == defaults.TOPK | defaults.PAGES_ALONE
     cpu, notes = default_recipe(catalog, CPU, ["model.backbone=small"])
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
     assert notes == []
@@ -194,6 +198,9 @@ def test_a_narrow_head_starts_at_the_principal_components_of_pretrained_features
         (["model.dim=513"], True, "linear"),
         (["model.head=mlp"], True, "mlp"),
         (["schedule.head_epochs=0"], False, "linear"),
+        (["schedule.epochs=7", "schedule.head_epochs=7"], True, "pca"),
+        (["schedule.epochs=0"], False, "linear"),
+        (["model.head=none"], False, "none"),
         (["schedule.head_epochs=3", "schedule.epochs=9"], False, "linear"),
         (["model.pooling=gem"], False, "linear"),
         (["model.head=multilevel"], False, "multilevel"),
@@ -204,8 +211,28 @@ def test_a_cpu_trains_a_head_alone_on_a_pretrained_network(changes, alone, head)
     changes = ["model.weights=own.safetensors", *changes]
     recipe, notes = default_recipe(photographs(*[6] * 1000), CPU, changes)
     assert recipe.changed(changes) == recipe
-    assert (uses_features(recipe), recipe.model.head, len(notes)) == (alone, head, int(alone))
-    assert not uses_features(default_recipe(photographs(*[6] * 1000), GPU, changes)[0])
+    asked = "schedule.head_epochs" in str(changes)
+    assert (uses_features(recipe), recipe.model.head, len(notes)) == (alone, head, int(alone and not asked))
+    gpu, notes = default_recipe(photographs(*[6] * 1000), GPU, changes)
+    assert (uses_features(gpu), notes) == (alone and asked, [])
+    assert gpu.model.stages == recipe.model.stages if alone and asked else gpu.model.stages == 1
+
+
+def test_more_epochs_of_a_head_alone_are_still_of_a_head_alone():
+    recipe, _ = default_recipe(photographs(*[6] * 1000), CPU, ["model.weights=own.safetensors"])
+    assert uses_features(recipe.changed(["schedule.epochs=500"]))
+
+
+@pytest.mark.usefixtures("_online")
+def test_so_many_images_that_their_features_take_hours_train_a_small_network(monkeypatch):
+    monkeypatch.setattr(defaults, "MOST_ALONE", 99)
+    catalog = photographs(*[6] * 100)
+    recipe, (note,) = default_recipe(catalog, CPU)
+    assert (recipe.model.backbone, recipe.model.weights, recipe.loss["name"]) == ("small", None, "topk")
+    assert note.startswith("training a small network from random weights, as the features of ")
+    assert default_recipe(catalog, GPU)[0].model.weights == "imagenet"
+    asked, _ = default_recipe(catalog, CPU, ["model.weights=imagenet"])
+    assert (asked.model.backbone, uses_features(asked)) == ("resnet50", True)
 
 
 @pytest.mark.usefixtures("_offline")

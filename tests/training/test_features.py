@@ -10,6 +10,7 @@ import torch
 from firstpage import training
 from firstpage.data import read
 from firstpage.data.augment import Augment
+from firstpage.errors import UserError
 from firstpage.evaluation import evaluate
 from firstpage.models import Embedder
 from firstpage.training import duration, features, loop, monitor, reproduce
@@ -67,16 +68,18 @@ def filled(*arguments, **options):
 
 
 def pooled(model, images):
+    stages = model.backbone.stages(images)[-model.settings.stages :]
     with torch.no_grad():
-        return model.heads[0][0](model.backbone(images)).half().float()
+        return torch.cat([model.heads[0][0](stage) for stage in stages], dim=1).half().float()
 
 
 CENTRAL, OTHERS = len({*TRAINED, *TESTED}), CROPS * len(TRAINED)
 
 
 @pytest.mark.usefixtures("_small_files")
-def test_features_are_those_of_the_crops_that_the_network_would_see(stored, tmp_path):
-    model = create()
+@pytest.mark.parametrize("stages", [1, 3])
+def test_features_are_those_of_the_crops_that_the_network_would_see(stored, tmp_path, stages):
+    model = create(stages=stages)
     store, computed = filled(model, stored, tmp_path)
     assert computed == CENTRAL + OTHERS
     shown = np.array([9, 0, 4])
@@ -163,6 +166,7 @@ def test_what_was_computed_before_a_kill_is_kept(stored, tmp_path):
         {"weights": 2},
         {"pixels": "of other images"},
         {"crop": 24},
+        {"stages": 2},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -172,8 +176,8 @@ def test_features_of_something_else_are_not_used(stored, tmp_path, other):
     if "weights" in other:
         with torch.no_grad():
             next(model.backbone.parameters()).mul_(other.pop("weights"))
-    if "crop" in other:
-        model = create(crop=other.pop("crop"))
+    for name in {"crop", "stages"} & other.keys():
+        model = create(**{name: other.pop(name)})
     if "pixels" in other:
         pixels = Stored(tmp_path / other.pop("pixels"))
     assert sum(make(model, pixels, tmp_path, **other).missing.values()) > 0
@@ -210,6 +214,12 @@ def test_only_heads_on_fixed_features_use_them(changes, holds):
     assert uses_features(small_recipe(*HEAD_ONLY, *changes)) == holds
 
 
+def test_without_a_head_nothing_would_be_trained(stripes):
+    recipe = small_recipe(*HEAD_ONLY, "model.head=none", "model.layer_norm=false")
+    with pytest.raises(UserError, match=r"^schedule\.head_epochs=6: without a head .*set it to 0"):
+        fit(recipe, stripes, None)
+
+
 @pytest.fixture(scope="module")
 def stripes(tmp_path_factory):
     root, random = tmp_path_factory.mktemp("stripes"), np.random.default_rng(0)
@@ -231,10 +241,13 @@ def crops_seen(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("protocol", ["paper", "fair"])
-def test_a_head_learns_and_the_backbone_stays(stripes, tmp_path, monkeypatch, crops_seen, protocol):
+@pytest.mark.parametrize(
+    ("protocol", "head"),
+    [("paper", []), ("fair", []), ("fair", ["model.stages=3", "model.layer_norm=true", "model.head=pca"])],
+)
+def test_a_head_learns_and_the_backbone_stays(stripes, tmp_path, monkeypatch, crops_seen, protocol, head):
     monkeypatch.setattr(monitor, "LOG_EVERY", 1)
-    changes = (f"train.protocol={protocol}", "model.freeze_batch_norm=true", "loss.name=proxy-nca")
+    changes = (f"train.protocol={protocol}", "model.freeze_batch_norm=true", "loss.name=proxy-nca", *head)
     recipe = small_recipe(*HEAD_ONLY, *changes)
     result = fit(recipe, stripes, tmp_path / "run", cache=tmp_path / "cache")
     assert sum(crops_seen) == 72 + 36 + (CROPS * 72 if protocol == "paper" else CROPS * 54)

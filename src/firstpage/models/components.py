@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firstpage.errors import UserError
-from firstpage.models.device import is_half_default
+from firstpage.models.device import use_half
 from firstpage.models.embedder import Embedder
 
 MOST_IMAGES = 20_000  # ten for each feature of a ResNet-50
@@ -43,7 +43,7 @@ def start_at_components(
         model: The model, on its device.
         images: Stored pixels, or files.
         rows: Row indices of the images.
-        half: Run the network in bfloat16. Defaults to where that is fast; see `is_half_default`.
+        half: Run the network in bfloat16. Defaults to where that is fast; see `use_half`.
         advance: Called with the number of images of each batch.
 
     Raises:
@@ -79,7 +79,7 @@ def _moments(
 ) -> tuple[Tensor, Tensor]:
     """Return mean [d] and covariance [d, d] of what the head's linear layer gets, in float64."""
     device, was_training = model.device, model.training
-    half = is_half_default(device) if half is None else half
+    half = use_half(device, half)
     total, products = torch.zeros((), device=device), torch.zeros((), device=device)
     model.eval()
     try:

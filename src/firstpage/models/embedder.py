@@ -27,7 +27,7 @@ from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError, one_line
 from firstpage.losses.pair_similarity import PairSimilarity
 from firstpage.models import backbones
-from firstpage.models.device import is_half_default, keep_freed_memory
+from firstpage.models.device import keep_freed_memory, use_half
 from firstpage.models.heads import Attention, Head, concatenate_learners
 from firstpage.pairs import unit
 from firstpage.recipes.recipe import build_settings
@@ -241,7 +241,7 @@ class Embedder(nn.Module):
         _check_images(images)
         chosen = np.arange(len(images)) if rows is None else np.asarray(rows, dtype=np.int64)
         device, was_training = self.device, self.training
-        half = is_half_default(device) if half is None else half
+        half = use_half(device, half)
         keep_freed_memory(device)
         self.eval()
         vectors = []
@@ -293,7 +293,7 @@ class Embedder(nn.Module):
         """Yield what the network sees of many images, a batch at a time, on its device.
 
         Args:
-            images: As in `embed`.
+            images: As in `embed`. If they have a `batch_size`, it is the default.
             rows: Row indices of the images.
             batch_size: As in `embed`.
             augment: Called with stored pixels and, as `first`, the number of images before them. Defaults to
@@ -308,7 +308,7 @@ class Embedder(nn.Module):
         [2, 2, 1]
         """
         _check_images(images)
-        size = self.batch_size() if batch_size is None else batch_size
+        size = getattr(images, "batch_size", self.batch_size()) if batch_size is None else batch_size
         done, augment = 0, self.preprocess if augment is None else augment
         for pixels in self._pixels(images, rows, size):
             on_device = pixels.to(self.device)

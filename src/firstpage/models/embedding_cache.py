@@ -27,7 +27,7 @@ from firstpage import durable
 from firstpage.data.cache import cache_folder
 from firstpage.data.jpeg_store import JpegStore
 from firstpage.data.store import PixelStore
-from firstpage.models.device import is_half_default
+from firstpage.models.device import use_half
 from firstpage.models.embedder import Embedder
 
 VERSION = 1  # of the files, and of how a network computes: a change of either embeds everything anew
@@ -78,7 +78,7 @@ def embed_cached(
     >>> vectors.shape
     torch.Size([1, 4])
     """
-    half = is_half_default(model.device) if half is None else half
+    half = use_half(model.device, half)
     backbone = model.settings.backbone
     if ":" in backbone and not backbone.startswith("timm:"):
         return model.embed(store, rows=rows, progress=progress, half=half, flip=flip)

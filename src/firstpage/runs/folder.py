@@ -146,6 +146,8 @@ class RunFolder:
             return
         import torch  # here, as the names in this file are also for commands that need none of it
 
+        from firstpage.models.device import use_half
+
         self.path.mkdir(parents=True, exist_ok=True)
         if catalog.marks is not None:
             catalog.marks.save(self.path)
@@ -158,6 +160,7 @@ class RunFolder:
             "device": torch.cuda.get_device_name()
             if device.startswith("cuda")
             else f"CPU ({platform.machine()})",
+            "precision": "bf16" if use_half(torch.device(device), recipe.train.half) else "fp32",
             "data": {
                 "name": catalog.name,
                 "root": str(catalog.root.resolve()),

@@ -7,6 +7,7 @@ from firstpage.recipes.recipe import Recipe
 
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
 LEAST_FEATURES = 512  # of three stages of a convolutional network
+ALL_EPOCHS = 10_000  # more than a run has
 HALVED = ("schedule.milestones=[0.17, 0.33, 0.5, 0.67, 0.83]", "schedule.factor=0.5")
 
 
@@ -61,31 +62,28 @@ def network_settings(
     ]
 
 
-def head_settings(backbone: str, given: Recipe, epochs: int) -> list[str]:
+def head_settings(backbone: str, given: Recipe) -> list[str]:
     """Return the settings of a head that is trained alone, on the features of its backbone.
 
     Args:
         backbone: Its name.
         given: What the user sets.
-        epochs: How many epochs the run has.
 
-    >>> head_settings("resnet50", Recipe(), epochs=8)[2:4]
+    >>> head_settings("resnet50", Recipe())[2:4]
     ['loss.name=topk', 'model.stages=3']
     """
-    convolutional = (
-        "vit" not in backbone and ":" not in backbone
-    )  # others may have no stages, or few features
+    others = "vit" in backbone or ":" in backbone  # which may have no such stages, or few features
     stages = ["model.stages=3", "model.layer_norm=true", "optimizer.lr=2e-4"]
     return [
         *_pretrained("vit" in backbone),
         "loss.name=topk",
-        *(stages if convolutional else ["optimizer.lr=3e-4"]),
-        f"model.head={'pca' if convolutional and given.model.dim <= LEAST_FEATURES else 'linear'}",
+        *(["optimizer.lr=3e-4"] if others else stages),
+        f"model.head={'linear' if others or given.model.dim > LEAST_FEATURES else 'pca'}",
         "augment.scale=[0.4, 1.0]",
         "optimizer.head=1.0",
         "optimizer.loss=30.0",
         "schedule.kind=cosine",
-        f"schedule.head_epochs={epochs}",
+        f"schedule.head_epochs={ALL_EPOCHS}",
     ]
 
 

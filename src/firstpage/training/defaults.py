@@ -36,7 +36,13 @@ from firstpage.errors import UserError
 from firstpage.losses.registry import check_settings
 from firstpage.models.weights import fetch
 from firstpage.recipes.recipe import Recipe
-from firstpage.training.default_network import FIRST_PAGE, head_settings, network_settings, size_settings
+from firstpage.training.default_network import (
+    ALL_EPOCHS,
+    FIRST_PAGE,
+    head_settings,
+    network_settings,
+    size_settings,
+)
 from firstpage.training.features import uses_features
 
 IMAGES = 128  # in a batch
@@ -45,6 +51,7 @@ SEEN = 180_000  # training images in all epochs together, if the data is small
 EPOCHS = (8, 60)  # at least and at most
 COMPILED = 1_000_000  # images from which on the minute that compiling takes pays
 FEW = 3000  # training images, which a pretrained network overfits at the rate that suits more
+MOST_ALONE = 100_000  # training images whose features a CPU computes in about an hour
 SIZES = {"model.stored", "model.crop", "model.resize", "augment.size"}  # go together
 FILLED = ("classes", "images", "dim")  # settings of a loss that `make_criteria` fills in and checks
 TOPK: dict[str, object] = {"name": "topk", "score": "log"}
@@ -54,6 +61,8 @@ REFINED: dict[str, object] = {"k": 1, "margin": 0.1}  # pretrained features rank
 REFINED_PAIRS: dict[str, object] = {"k": 5, "margin": 0.3}  # likewise, of one positive each
 SMALL = 10  # images of a class, at the median, that all belong on the first page
 WHOLE = 0.3  # the margin where they do
+ALONE = 0.5  # the margin where a head is trained alone, which overfits less
+PAGES_ALONE: dict[str, object] = {"k": [1, 2, 4, 8], "margin": 0.2}  # likewise, if classes are larger
 PAGES = 30.0  # the weight of the page beside the proxies there
 NARROW = 128  # dimensions, up to which a head of random weights loses much of what pretrained features know
 
@@ -77,7 +86,10 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         recipe = replace(recipe, loss=recipe.loss | page | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
         learned = LEARNED if several else LEARNED_PAIRS
-        refined = page if small or not several else REFINED
+        large = REFINED
+        if uses_features(recipe):
+            page, large = page | {"margin": ALONE}, PAGES_ALONE
+        refined = page if small or not several else large
         recipe = replace(recipe, loss=TOPK | (learned if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
 
@@ -116,7 +128,7 @@ def default_recipe(
     ('topk', 60, 8)
     >>> weights = ["model.weights=resnet50.safetensors"]
     >>> recipe, (note,) = default_recipe(catalog, torch.device("cpu"), weights)
-    >>> recipe.model.backbone, recipe.model.head, recipe.schedule.head_epochs == recipe.schedule.epochs
+    >>> recipe.model.backbone, recipe.model.head, recipe.schedule.head_epochs > recipe.schedule.epochs
     ('resnet50', 'pca', True)
     >>> recipe, _ = default_recipe(catalog, torch.device("cpu"), [*weights, "schedule.head_epochs=0"])
     >>> recipe.loss["name"]
@@ -125,36 +137,29 @@ def default_recipe(
     given = Recipe().changed(changes)
     _check_loss(given)
     chosen = {change.partition("=")[0].strip() for change in changes}
-    backbone, weights, notes = given.model.backbone, given.model.weights, []
+    images, _ = _training_size(catalog, given)
+    backbone, weights = given.model.backbone, given.model.weights
+    notes: list[str] = []
     if not chosen & {"model.backbone", "model.weights"}:
-        try:
-            fetch(backbone)
-            weights = "imagenet"
-        except (OSError, UserError) as error:
-            notes.append(f"training from random weights, as there are none of ImageNet: {error}")
-            backbone = backbone if device.type == "cuda" else "small"
-    alone = (
-        device.type != "cuda"
-        and weights is not None
-        and backbone != "small"
-        and "schedule.head_epochs" not in chosen
-        and uses_features(given.changed(["schedule.epochs=1", "schedule.head_epochs=1"]))
-    )
-    if alone:
-        notes.append(
-            "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole network, "
-            "which is better and takes a hundred times as long"
-        )
+        backbone, weights, notes = _pretrained_network(backbone, device, images)
     pretrained = weights is not None
     amount = _amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[pretrained])
+    frozen = [] if device.type == "cuda" or backbone == "small" else [f"schedule.head_epochs={ALL_EPOCHS}"]
+    trained_alone = uses_features(Recipe().changed([*amount, *frozen, *changes]))
+    alone = trained_alone and pretrained and given.model.head != "none"
     if alone:
-        network = head_settings(backbone, given, Recipe().changed([*amount, *changes]).schedule.epochs)
+        network = head_settings(backbone, given)
+        if "schedule.head_epochs" not in chosen:
+            notes.append(
+                "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole network, "
+                "which is better and takes a hundred times as long"
+            )
     else:
         network = network_settings(
             backbone,
             pretrained,
             given.loss if "loss.name" in chosen else FIRST_PAGE,
-            few=_training_size(catalog, given)[0] < FEW and _typical_class(catalog) > 2,
+            few=images < FEW and _typical_class(catalog) > 2,
             slowly=_typical_class(catalog) <= SMALL,
             narrow=given.model.dim <= NARROW and ":" not in backbone,  # others may have as few features
         )
@@ -166,6 +171,24 @@ def default_recipe(
         *amount,
     ]
     return Recipe().changed([*settings, *changes]), notes
+
+
+def _pretrained_network(
+    backbone: str, device: torch.device, images: int
+) -> tuple[str, str | None, list[str]]:
+    """Return the network to begin with, its weights, and why if these are random."""
+    if device.type != "cuda" and images > MOST_ALONE:
+        note = (
+            f"training a small network from random weights, as the features of {images:,} images would take "
+            "a CPU hours; model.weights=imagenet computes them"
+        )
+        return "small", None, [note]
+    try:
+        fetch(backbone)
+    except (OSError, UserError) as error:
+        note = f"training from random weights, as there are none of ImageNet: {error}"
+        return backbone if device.type == "cuda" else "small", None, [note]
+    return backbone, "imagenet", []
 
 
 def _training_size(catalog: Catalog, given: Recipe) -> tuple[int, int]:

@@ -67,6 +67,7 @@ class FeatureStore:
 
     Attributes:
         ok: [N] Which images could be decoded.
+        batch_size: How many images are embedded at a time; many, as features are small.
 
     >>> model = Embedder.create(backbone="small", dim=4, stored=48)
     >>> class Black:
@@ -93,7 +94,7 @@ class FeatureStore:
         half: bool = False,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.ok = pixels.ok
+        self.ok, self.batch_size = pixels.ok, 1024
         self._model, self._pixels, self._augment, self._seed, self._half = model, pixels, augment, seed, half
         self._trained = np.unique(trained)
         self._shown = np.union1d(trained, tested)

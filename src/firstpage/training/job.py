@@ -14,7 +14,7 @@ from firstpage.data.catalog import Catalog
 from firstpage.data.splits import QueryGallery
 from firstpage.errors import UserError
 from firstpage.models.components import component_rows, start_at_components
-from firstpage.models.device import is_half_default, keep_freed_memory
+from firstpage.models.device import keep_freed_memory, use_half
 from firstpage.models.embedder import Embedder, Pixels
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import RunFolder
@@ -78,7 +78,7 @@ class TrainJob:
         keep_freed_memory(device)
         self.eval_model = copy.deepcopy(model) if recipe.train.ema else model
         self.steps = recipe.schedule.epochs * len(setup.sampler)
-        half = is_half_default(device) if recipe.train.half is None else recipe.train.half
+        half = bool(ranks.broadcast(use_half(device, recipe.train.half)))  # all ranks as the first
         rows, seed = setup.rows, recipe.train.batch_seed
         if uses_features(recipe):
             self.pixels = FeatureStore(

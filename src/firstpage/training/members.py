@@ -82,7 +82,9 @@ def fit_members(
         for member in range(recipe.train.members):
             own = replace(recipe, train=replace(recipe.train, member=member))
             place = None if folder is None else Path(folder, f"member-{member}")
-            members.append(fit(own, catalog, place, device=device, pixels=pixels, progress=progress))
+            members.append(
+                fit(own, catalog, place, device=device, pixels=pixels, cache=cache, progress=progress)
+            )
             members[-1].model.to(target)  # one that was read is elsewhere
         result = _combine(members, recipe, catalog, split, pixels, ranks)
         result.folder = run.path

@@ -25,6 +25,7 @@ from firstpage.models.embedder import Embedder
 from firstpage.recipes.recipe import Recipe
 from firstpage.recipes.settings import BatchSettings
 from firstpage.training.criteria import make_criteria
+from firstpage.training.features import uses_features
 from firstpage.training.feedback import MarkedSampler, marked_rows
 from firstpage.training.launching import sync_batch_norm
 from firstpage.training.memory import Memory, check_memory
@@ -157,6 +158,11 @@ def prepare(
         count = int(labels.max()) + 1
         criteria = make_criteria(recipe.loss, model, count, len(catalog), loss, recipe.ensemble)
         criteria.to(model.device)
+    if uses_features(recipe) and recipe.model.head == "none" and not list(criteria.parameters()):
+        raise UserError(
+            f"schedule.head_epochs={recipe.schedule.head_epochs}: without a head (model.head='none') nothing "
+            "would be trained: set it to 0, or choose a head"
+        )
     memories = []
     for part, dim in zip(criteria, model.level_dims, strict=True) if recipe.memory.size else ():
         check_memory(part, recipe.memory.size, len(split.train))
