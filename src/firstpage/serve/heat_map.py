@@ -8,7 +8,8 @@ is then a sum over positions, exactly:
 
 This holds for both images, and for the heads of several levels together. For every other pooling or head, the
 part of a position is its features times the gradient of ⟨z, y⟩ with respect to them, over |z| |y|: the first
-order of the same sum, lengths held constant. A class token looks at the patches of the middle stage.
+order of the same sum, lengths held constant. A class token looks at the patches of the middle stage; of
+several (`model.stages`), only that of the last stage does.
 """
 
 from collections.abc import Sequence

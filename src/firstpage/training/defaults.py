@@ -15,7 +15,7 @@ Everything is written into the recipe of the run, and whatever the user sets is 
 - **A narrow embedding** of pretrained features, of 128 dimensions or fewer, starts at their principal
   components, and its head learns at ten times the rate.
 - **On a CPU, with pretrained weights**: only the head, by the top-k precision loss, on features of three
-  stages that are computed once: minutes instead of hours.
+  stages that are computed once: minutes instead of hours. It has a larger margin, as it overfits less.
 - A ResNet-50 with ImageNet weights; on a CPU without them a small network from random weights.
 - **Images** of 256 pixels in training and 320 in tests, for a pretrained network; of 224 for a head alone.
 - **Batches** of 128 images, four of each class, eight from random weights, more where there are few classes.

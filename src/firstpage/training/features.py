@@ -27,7 +27,7 @@ from firstpage.recipes.recipe import Recipe
 VERSION = 1  # of the files, and of what is computed
 CROPS = 3  # random crops of each training image, beside its central one
 BLOCK = 256  # crops in a file
-_SEED = 0  # of the crops: runs of every seed share them
+_SEED = 0  # of the crops: runs on the same images share them
 _DIGEST = 16  # bytes, at the beginning of each file
 
 Rows = NDArray[np.int64]
@@ -60,7 +60,7 @@ class FeatureStore:
         trained: Rows of the images that are trained on.
         tested: Rows of other images whose features are asked for.
         augment: Draws the random crops.
-        seed: Of the choice among the crops. The crops themselves are the same for every seed.
+        seed: Of the choice among the crops. The crops themselves depend on the images only.
         half: Run the backbone in bfloat16.
         cache: Folder of cached pixels; features are kept in its folder `features`. Defaults to the user's
             cache.
