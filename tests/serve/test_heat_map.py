@@ -111,6 +111,15 @@ def test_transformers_have_a_part_for_each_patch(pooling, stages):
         assert maps.query.sum().item() == pytest.approx(maps.score, abs=1e-5)
 
 
+def test_the_score_is_that_of_a_search_in_half_precision_too(monkeypatch):
+    model, one, two = shaken(pooling="avg+max", stages=3, layer_norm=True), picture(1), picture(2)
+    exact = compare_images(model, one, two).score
+    monkeypatch.setattr("firstpage.serve.heat_map.use_half", lambda device: True)
+    vectors = model.embed([one, two], half=True, progress=False)
+    found = compare_images(model, one, two).score
+    assert abs(found - float(vectors[0] @ vectors[1])) < abs(found - exact)
+
+
 def test_no_gradient_is_left_behind():
     model = shaken(pooling="max")
     compare_images(model, picture(1), picture(2))

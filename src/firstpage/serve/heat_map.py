@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from firstpage.data.decode import Box
 from firstpage.data.framing import Size, as_pair
+from firstpage.models.device import use_half
 from firstpage.models.embedder import Embedder
 from firstpage.models.pooling import Pooling
 
@@ -117,7 +118,7 @@ def seen_region(model: Embedder, size: tuple[int, int]) -> Box:
 def _exact_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor]]:
     """Return the cosine of two images, and the parts [2, positions] of each level."""
     vectors: list[Tensor] = []  # of each level: [2, positions, dim]
-    for number, features in enumerate(model.features(images)):
+    for number, features in enumerate(_features(model, images)):
         pooling, *layers = cast(nn.Sequential, model.heads[number % len(model.heads)])
         own = cast(Pooling, pooling).positions(features)
         flat = own.flatten(0, 1)
@@ -149,9 +150,7 @@ def _gradient_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor
         stages = model.backbone.stages(images)
         features, sources = stages[-max(len(model.heads), model.settings.stages) :], stages[1:2]
     else:
-        with torch.no_grad():
-            features = model.features(images)
-        features = sources = tuple(part.detach().requires_grad_() for part in features)
+        features = sources = tuple(part.requires_grad_() for part in _features(model, images))
     levels = model.levels(features)
     scales = _scales(model, [level.detach() for level in levels])
     raw = torch.cat([level * scale for level, scale in zip(levels, scales, strict=True)], dim=1).float()
@@ -164,6 +163,13 @@ def _gradient_parts(model: Embedder, images: Tensor) -> tuple[float, list[Tensor
         for slope, level in zip(slopes, sources, strict=True)
     ]
     return float(cosine.detach()), parts
+
+
+@torch.no_grad()
+def _features(model: Embedder, images: Tensor) -> tuple[Tensor, ...]:
+    """Return what the heads pool, in the precision of `embed`, so that the score is that of a search."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=use_half(images.device)):
+        return tuple(part.float() for part in model.features(images))
 
 
 def _scales(model: Embedder, levels: Sequence[Tensor]) -> list[Tensor]:
