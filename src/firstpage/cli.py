@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,10 @@ from firstpage.search.commands import index_app
 from firstpage.search.embed_command import embed
 from firstpage.search.search_commands import calibrate, search_index
 from firstpage.serve.commands import serve_index
+
+if TYPE_CHECKING:  # these load much
+    from firstpage.data.catalog import Catalog
+    from firstpage.recipes import Recipe
 
 _options = {"debug": False}  # of the command that runs
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer carry inside them
@@ -171,13 +175,9 @@ def _recipe(
     if recipe is None and data is not None:
         catalog = read_data(None, data, classes)
 
-        from firstpage.models.device import resolve_device
-        from firstpage.training.defaults import complete_recipe, default_recipe
+        from firstpage.training.defaults import complete_recipe
 
-        chosen, notes = default_recipe(catalog, resolve_device(None), changes or [])
-        for note in notes:
-            warnings.warn(note, stacklevel=1)
-        chosen = complete_recipe(chosen, catalog)
+        chosen = complete_recipe(_choose_recipe(catalog, None, changes), catalog)
 
     from firstpage import losses  # only for a recipe that is right, as it imports torch
 
@@ -231,16 +231,12 @@ def _train(
         catalog = replace(catalog, marks=Marks.read(feedback))
 
     # Only now, as they import torch: mistakes in the names of recipe, settings and data are found at once.
-    from firstpage.models.device import resolve_device
     from firstpage.runs.mark_ranks import describe_marks
     from firstpage.training import fit, fit_folds, fit_members
-    from firstpage.training.defaults import default_recipe
     from firstpage.training.folds import summary
 
     if recipe is None:
-        chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
-        for note in notes:
-            warnings.warn(note, stacklevel=1)
+        chosen = _choose_recipe(catalog, device, changes)
     if folds and chosen.train.members > 1:
         raise UserError("--folds: trains single networks: leave it out, or use --set train.members=1")
     if folds:
@@ -252,6 +248,17 @@ def _train(
             text += f"\n{describe_marks(folder, feedback, device=device, cache=cache)}"
     if os.environ.get("RANK", "0") == "0":  # only one process of a job prints
         print_text(text)
+
+
+def _choose_recipe(catalog: "Catalog", device: str | None, changes: list[str] | None) -> "Recipe":
+    """Return what is chosen where no recipe was named, and say what the user should know about it."""
+    from firstpage.models.device import resolve_device
+    from firstpage.training.defaults import default_recipe
+
+    chosen, notes = default_recipe(catalog, resolve_device(device), changes or [])
+    for note in notes:
+        warnings.warn(note, stacklevel=1)
+    return chosen
 
 
 def _is_data(path: Path) -> bool:

@@ -215,7 +215,7 @@ def test_only_heads_on_fixed_features_use_them(changes, holds):
 
 
 def test_without_a_head_nothing_would_be_trained(stripes):
-    recipe = small_recipe(*HEAD_ONLY, "model.head=none", "model.layer_norm=false")
+    recipe = small_recipe(*HEAD_ONLY, "model.head=none")
     with pytest.raises(UserError, match=r"^schedule\.head_epochs=6: without a head .*set it to 0"):
         fit(recipe, stripes, None)
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from firstpage.losses.registry import required_arguments
-from firstpage.recipes.recipe import Recipe
 
 FIRST_PAGE: dict[str, object] = {"name": "first-page"}
 LEAST_FEATURES = 512  # of three stages of a convolutional network
@@ -32,7 +31,7 @@ def network_settings(
     if pretrained:
         network = [
             "loss.name=first-page",
-            *_pretrained(transformer),
+            *_pretrained_settings(transformer),
             *(["model.head=pca"] if narrow else []),
         ]
         faster = 10.0 if narrow else 1.0  # the head
@@ -62,23 +61,23 @@ def network_settings(
     ]
 
 
-def head_settings(backbone: str, given: Recipe) -> list[str]:
+def head_settings(backbone: str, dim: int) -> list[str]:
     """Return the settings of a head that is trained alone, on the features of its backbone.
 
     Args:
         backbone: Its name.
-        given: What the user sets.
+        dim: Dimensions of the embedding.
 
-    >>> head_settings("resnet50", Recipe())[2:4]
+    >>> head_settings("resnet50", dim=512)[2:4]
     ['loss.name=topk', 'model.stages=3']
     """
     others = "vit" in backbone or ":" in backbone  # which may have no such stages, or few features
     stages = ["model.stages=3", "model.layer_norm=true", "optimizer.lr=2e-4"]
     return [
-        *_pretrained("vit" in backbone),
+        *_pretrained_settings("vit" in backbone),
         "loss.name=topk",
         *(["optimizer.lr=3e-4"] if others else stages),
-        f"model.head={'linear' if others or given.model.dim > LEAST_FEATURES else 'pca'}",
+        f"model.head={'linear' if others or dim > LEAST_FEATURES else 'pca'}",
         "augment.scale=[0.4, 1.0]",
         "optimizer.head=1.0",
         "optimizer.loss=30.0",
@@ -108,7 +107,7 @@ def size_settings(backbone: str, alone: bool) -> list[str]:
     return ["model.stored=352", "model.crop=320", "augment.size=256", "augment.scale=[0.08, 1.0]"]
 
 
-def _pretrained(transformer: bool) -> list[str]:
+def _pretrained_settings(transformer: bool) -> list[str]:
     """Return what every pretrained network of a kind has."""
     return [
         f"model.pooling={'cls' if transformer else 'avg+max'}",

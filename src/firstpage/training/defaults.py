@@ -137,18 +137,18 @@ def default_recipe(
     given = Recipe().changed(changes)
     _check_loss(given)
     chosen = {change.partition("=")[0].strip() for change in changes}
-    images, _ = _training_size(catalog, given)
+    gpu, (images, classes) = device.type == "cuda", _training_size(catalog, given)
     backbone, weights = given.model.backbone, given.model.weights
     notes: list[str] = []
     if not chosen & {"model.backbone", "model.weights"}:
-        backbone, weights, notes = _pretrained_network(backbone, device, images)
+        backbone, weights, notes = _starting_network(backbone, gpu, images)
     pretrained = weights is not None
-    amount = _amount(catalog, given, "cuda" if device.type == "cuda" else "cpu", PER_CLASS[pretrained])
-    frozen = [] if device.type == "cuda" or backbone == "small" else [f"schedule.head_epochs={ALL_EPOCHS}"]
-    trained_alone = uses_features(Recipe().changed([*amount, *frozen, *changes]))
-    alone = trained_alone and pretrained and given.model.head != "none"
+    amount = _amount(images, classes, gpu, PER_CLASS[pretrained])
+    frozen = [] if gpu or backbone == "small" else [f"schedule.head_epochs={ALL_EPOCHS}"]
+    on_features = uses_features(Recipe().changed([*amount, *frozen, *changes]))
+    alone = on_features and pretrained and given.model.head != "none"
     if alone:
-        network = head_settings(backbone, given)
+        network = head_settings(backbone, given.model.dim)
         if "schedule.head_epochs" not in chosen:
             notes.append(
                 "training only the head, as this is a CPU; schedule.head_epochs=0 trains the whole network, "
@@ -173,11 +173,9 @@ def default_recipe(
     return Recipe().changed([*settings, *changes]), notes
 
 
-def _pretrained_network(
-    backbone: str, device: torch.device, images: int
-) -> tuple[str, str | None, list[str]]:
+def _starting_network(backbone: str, gpu: bool, images: int) -> tuple[str, str | None, list[str]]:
     """Return the network to begin with, its weights, and why if these are random."""
-    if device.type != "cuda" and images > MOST_ALONE:
+    if not gpu and images > MOST_ALONE:
         note = (
             f"training a small network from random weights, as the features of {images:,} images would take "
             "a CPU hours; model.weights=imagenet computes them"
@@ -187,7 +185,7 @@ def _pretrained_network(
         fetch(backbone)
     except (OSError, UserError) as error:
         note = f"training from random weights, as there are none of ImageNet: {error}"
-        return backbone if device.type == "cuda" else "small", None, [note]
+        return backbone if gpu else "small", None, [note]
     return backbone, "imagenet", []
 
 
@@ -200,9 +198,8 @@ def _training_size(catalog: Catalog, given: Recipe) -> tuple[int, int]:
     return len(split.train), len(np.unique(catalog.labels[split.train]))
 
 
-def _amount(catalog: Catalog, given: Recipe, device: str, per_class: int) -> list[str]:
+def _amount(images: int, classes: int, gpu: bool, per_class: int) -> list[str]:
     """Return images per class, epochs, and whether compiling pays."""
-    images, classes = _training_size(catalog, given)
     if not images:
         return []
     least, most = EPOCHS
@@ -211,6 +208,6 @@ def _amount(catalog: Catalog, given: Recipe, device: str, per_class: int) -> lis
     return [
         f"batch.images_per_class={per_class}",
         f"schedule.epochs={epochs}",
-        f"train.compile={'true' if device == 'cuda' and epochs * images >= COMPILED else 'false'}",
+        f"train.compile={'true' if gpu and epochs * images >= COMPILED else 'false'}",
         f"train.evaluate_every={max(1, epochs // 10)}",
     ]

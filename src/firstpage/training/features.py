@@ -82,6 +82,8 @@ class FeatureStore:
     (torch.Size([1, 192]), torch.Size([2, 192]))
     """
 
+    batch_size = 1024
+
     def __init__(
         self,
         model: Embedder,
@@ -94,7 +96,7 @@ class FeatureStore:
         half: bool = False,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.ok, self.batch_size = pixels.ok, 1024
+        self.ok = pixels.ok
         self._model, self._pixels, self._augment, self._seed, self._half = model, pixels, augment, seed, half
         self._trained = np.unique(trained)
         self._shown = np.union1d(trained, tested)
