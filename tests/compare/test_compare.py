@@ -111,6 +111,14 @@ def test_a_table_is_trained_once_and_written_beside_the_papers_figures(table, ca
     assert cells.read_cell(cells.cells_of(table, [2], ["paper"])[0], catalog, out) is None
     other = Table.of({"title": "x", "row": [{"name": "Top-k", "schedule": {"epochs": 2}}]})
     assert cells.read_cell(cells.cells_of(other, [0], ["paper"])[0], catalog, out) is None
+    # A cell of a version that had a setting less is the same training, one with a setting more is not.
+    first = cells.cells_of(table, [0], ["paper"])[1]
+    for text, same in ((each[0]["recipe"].replace("stages = 1\n", ""), True), ("[model]\nlayers = 1", False)):
+        assert text != each[0]["recipe"]
+        known = each[0] | {"recipe": text, "identity": cells._digest(text, catalog)}
+        (out / "cells" / f"{first.name}.json").write_text(json.dumps(known))
+        assert (cells.read_cell(first, catalog, out) == known) == same
+    (out / "cells" / f"{first.name}.json").write_text(json.dumps(each[0]))
     # A table beside it takes over what it has in common with it, if that has measured all that it shows.
     odd = ["{", "[1]", '{"identity": ["x"]}', "[" * 100_000, json.dumps(each[0] | {"metrics": [1]})]
     odd += [

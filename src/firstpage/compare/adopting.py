@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firstpage import durable
-from firstpage.compare.cells import Cell
+from firstpage.compare.cells import Cell, trained_recipe
 from firstpage.data.catalog import Catalog
 
 
@@ -29,11 +29,11 @@ def adopt_cells(cells: Iterable[Cell], catalog: Catalog, folder: Path, metrics: 
     wanted: dict[str, list[Cell]] = {}
     for cell in cells:
         if not cell.row.variant:
-            wanted.setdefault(cell.identity(catalog), []).append(cell)
+            wanted.setdefault(cell.recipe.toml(), []).append(cell)
     found = 0
     for path in sorted(Path(os.path.abspath(folder)).parent.glob("*/cells/*.json")) if wanted else ():
         measured = _read(path, set(metrics))
-        for cell in wanted.pop(measured.get("identity", ""), []):
+        for cell in wanted.pop(trained_recipe(measured, catalog) or "", []):
             copy = folder / "cells" / f"{cell.name}.json"
             copy.parent.mkdir(parents=True, exist_ok=True)
             durable.write(copy, f"{json.dumps(measured | {'row': cell.row.name}, indent=1)}\n".encode())
@@ -49,7 +49,7 @@ def _read(path: Path, metrics: set[str]) -> dict[str, Any]:
         return {}
     if not isinstance(measured, dict) or "variant" in measured:
         return {}
-    identity, error, known = (measured.get(key) for key in ("identity", "error", "metrics"))
-    if not isinstance(identity, str) or error != "" or not isinstance(known, dict) or not known:
+    error, known = measured.get("error"), measured.get("metrics")
+    if error != "" or not isinstance(known, dict) or not known:
         return {}
     return measured if metrics <= known.keys() else {}

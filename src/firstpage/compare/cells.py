@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import time
+import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,8 +69,7 @@ class Cell:
 
     def identity(self, catalog: Catalog) -> str:
         """Return a digest of the recipe and the data: a cell of another one is trained again."""
-        text = json.dumps([self.recipe.toml(), fingerprint(catalog)])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest(self.recipe.toml(), catalog)
 
 
 def cells_of(table: Table, seeds: Sequence[int], protocols: Sequence[str]) -> list[Cell]:
@@ -103,7 +103,31 @@ def read_cell(cell: Cell, catalog: Catalog, folder: Path) -> dict[str, Any] | No
     table = read_json(path)
     if not isinstance(table, dict) or not {"identity", "metrics", "error"} <= table.keys():
         raise UserError(f"{path}: damaged: remove it, and it is measured again")
-    return table if table["identity"] == cell.identity(catalog) else None
+    return table if trained_recipe(table, catalog) == cell.recipe.toml() else None
+
+
+def trained_recipe(measured: Mapping[str, Any], catalog: Catalog) -> str | None:
+    """Return the recipe that a cell was trained by, as this version writes it; None if on other data.
+
+    A setting that there was not yet has its default: a new version does not train everything again.
+
+    >>> catalog = Catalog("x", Path(), ["a.jpg"], np.zeros(1, int), ["a"], {})
+    >>> older = "[schedule]\\nepochs = 3\\n"
+    >>> recipe = trained_recipe({"recipe": older, "identity": _digest(older, catalog)}, catalog)
+    >>> recipe == Recipe.of({"schedule": {"epochs": 3}}).toml()
+    True
+    """
+    written = measured.get("recipe")
+    if not isinstance(written, str) or measured.get("identity") != _digest(written, catalog):
+        return None
+    try:
+        return Recipe.of(tomllib.loads(written)).toml()
+    except (UserError, tomllib.TOMLDecodeError):  # of a version that had other settings
+        return None
+
+
+def _digest(recipe: str, catalog: Catalog) -> str:
+    return hashlib.sha256(json.dumps([recipe, fingerprint(catalog)]).encode()).hexdigest()
 
 
 class CellTrainer:
