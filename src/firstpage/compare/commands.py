@@ -16,6 +16,10 @@ def compare_methods(
     seeds: Annotated[
         str, typer.Option(help="Trainings of each method: 3 for seeds 0 to 2, or a range such as 3-5.")
     ] = "1",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="Train this method alone; repeatable. The pages still show all rows."),
+    ] = None,
     protocols: Annotated[
         list[str] | None,
         typer.Option("--protocol", help="paper or fair; repeatable. Defaults to the table's."),
@@ -56,7 +60,7 @@ def compare_methods(
     folder, asked = out or Path("results", Path(table).stem), protocols or chosen.protocols
     catalog = read_data(None, data, None)
     complete = run_cells(
-        chosen,
+        chosen.only(only) if only else chosen,
         catalog,
         folder,
         seeds=numbers,

@@ -182,6 +182,27 @@ class Table:
             message = str(error)
             raise UserError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
+    def only(self, names: Sequence[str]) -> Self:
+        """Return the table with the rows of these names alone.
+
+        Raises:
+            UserError: There is no such row.
+
+        >>> table = Table.of({"title": "Two", "row": [{"name": "RLL"}, {"name": "Margin"}]})
+        >>> [row.name for row in table.only(["Margin"]).rows]
+        ['Margin']
+        >>> table.only(["Margins"])
+        Traceback (most recent call last):
+        firstpage.errors.UserError: 'Margins': no such row; did you mean 'Margin'? the table has RLL, Margin
+        """
+        known = [row.name for row in self.rows]
+        for name in names:
+            if name not in known:
+                raise UserError(
+                    f"{name!r}: no such row; {suggest(name, known)}the table has {', '.join(known)}"
+                )
+        return replace(self, rows=tuple(row for row in self.rows if row.name in names))
+
     def changed(self, changes: Sequence[str]) -> Self:
         """Return the table with `section.key=value` applied to all rows.
 
