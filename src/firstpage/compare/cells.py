@@ -112,7 +112,7 @@ def trained_recipe(measured: Mapping[str, Any], catalog: Catalog) -> str | None:
     A setting that there was not yet has its default: a new version does not train everything again.
 
     >>> catalog = Catalog("x", Path(), ["a.jpg"], np.zeros(1, int), ["a"], {})
-    >>> older = "[schedule]\\nepochs = 3\\n"
+    >>> older = "schedule = { epochs = 3 }"
     >>> recipe = trained_recipe({"recipe": older, "identity": _digest(older, catalog)}, catalog)
     >>> recipe == Recipe.of({"schedule": {"epochs": 3}}).toml()
     True
