@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--set", action="append", default=[], dest="changes")
-    parser.add_argument("--out", type=Path, default=HERE / "cub" / "figures")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "images" / "cub")
     options = parser.parse_args()
     catalog = read(options.cub)
     table = find("cub-methods").changed([f"model.weights={options.weights}", *options.changes])

@@ -44,6 +44,8 @@ JOBS = (
     Job("cub/temperature", "cub-temperature"),
     Job("cub/dim-64", ""),
     Job("cub/vit", "cub-vit", weights="vit"),
+    Job("cub/easy-positive", "easy-positive-1-cub"),
+    Job("cub/objective", "cub-objective", seeds="6"),
     Job("cub/objective-fair", "cub-objective", seeds="3", protocol="fair"),
     Job("cub/systems", "cub-systems", seeds="3"),
     Job("cub/methods-fair", "cub-methods", protocol="fair"),

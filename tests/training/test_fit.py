@@ -17,8 +17,11 @@ from firstpage import cli, recipes, training
 from firstpage.data import Catalog, read
 from firstpage.data.framing import as_pair
 from firstpage.data.splits import split_catalog
+from firstpage.errors import UserError
 from firstpage.models import Embedder, components
 from firstpage.recipes import Recipe
+from firstpage.runs import open_run
+from firstpage.search import Index
 from firstpage.training import display, duration, job, loop, timer
 from firstpage.training.folds import summary
 from firstpage.training.ranks import Ranks
@@ -90,6 +93,31 @@ def test_it_learns_and_keeps_the_best(run, stripes):
     rows = stripes.splits["test"]
     again = saved.embed([stripes.path(row) for row in rows], progress=False)
     torch.testing.assert_close(again, result.model.embed([stripes.path(row) for row in rows], progress=False))
+
+
+def test_images_are_cut_to_their_boxes_where_data_has_them(stripes, tmp_path):
+    # In the frame around each square are stripes of any class.
+    random = np.random.default_rng(1)
+    for row, path in enumerate(stripes.paths):
+        frame = Image.open(stripes.path(int(random.integers(len(stripes))))).resize((108, 108))
+        frame.paste(Image.open(stripes.path(row)), (60, 12))
+        frame.save(tmp_path / path)
+    boxes = np.tile(np.float32([60, 12, 96, 48]), (len(stripes), 1))
+    framed = replace(stripes, root=tmp_path, boxes=boxes)
+    short = ["schedule.epochs=1", "model.boxes=true"]
+    train = partial(fit, cache=tmp_path / "cache", progress=False)
+    cut = train(recipe(*short), framed, tmp_path / "run")
+    assert cut.test == train(recipe(*short), replace(stripes, boxes=boxes * 0 + [0, 0, 36, 36])).test
+    assert cut.test != train(recipe("schedule.epochs=1"), framed).test
+    opened = open_run(tmp_path / "run", data=framed, cache=tmp_path / "cache", progress=False)
+    torch.testing.assert_close(
+        opened.embed(np.arange(8)), cut.model.embed([stripes.path(row) for row in range(8)], progress=False)
+    )
+    with pytest.raises(UserError, match=r"'stripes' has no boxes; use boxes=False, in a recipe model\.boxes"):
+        train(recipe(*short), stripes)
+    # Other data, such as that of an index, need have none.
+    index = Index.build(tmp_path / "index", opened.model, stripes, cache=tmp_path / "cache", progress=False)
+    assert len(index) == len(stripes)
 
 
 def test_the_run_folder_tells_what_ran(run):

@@ -276,7 +276,7 @@ class _Stores:
         self._stack.close()
 
     def of(self, recipe: Recipe) -> Pixels:
-        framing = Framing(recipe.model.stored, recipe.model.resize)
+        framing = Framing(recipe.model.stored, recipe.model.resize, recipe.model.boxes)
         key = (framing, recipe.train.store)
         if key not in self._open:
             opened = open_pixels(

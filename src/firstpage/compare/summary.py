@@ -98,7 +98,8 @@ def summarize(
 def compare_best(measured: Sequence[Measured], metric: str) -> str:
     """Say in a sentence whether the best method is ahead of the next, seed by seed (paired t-test).
 
-    Only seeds that all methods were trained with count.
+    Of a table that is not complete, those methods are compared that have most seeds, on the seeds that all of
+    these have.
 
     >>> from firstpage.recipes import Recipe
     >>> def row(name, *values):
@@ -106,13 +107,18 @@ def compare_best(measured: Sequence[Measured], metric: str) -> str:
     ...     return Measured(Row(name, Recipe()), "paper", cells)
     >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9)], "R@1")
     'R@1: A is ahead of B by 2.0 ± 0.2 (p = 0.001, 3 seeds)'
-    >>> compare_best([row("A", 60.0, 61.0), row("B", 58.0, 59.1), row("C", 62.0)], "R@1")
-    'R@1: C is ahead of A by 2.0 (one seed: by chance, perhaps)'
+    >>> compare_best([row("A", 60.0, 61.0), row("B", 58.0, 59.2), row("C", 62.0)], "R@1")
+    'R@1: A is ahead of B by 1.9 ± 1.3 (p = 0.033, 2 seeds), of those with 2 seeds'
     """
-    values = {each.row.name: each.values(metric) for each in measured if each.values(metric)}
-    seeds = sorted(set.intersection(*(set(found) for found in values.values()))) if len(values) > 1 else []
+    every = {each.row.name: each.values(metric) for each in measured if each.values(metric)}
+    if len(every) < 2:
+        return ""
+    most = sorted(map(len, every.values()))[-2]  # seeds that two methods have at least
+    values = {name: found for name, found in every.items() if len(found) >= most}
+    seeds = sorted(set.intersection(*(set(found) for found in values.values())))
     if not seeds:
         return ""
+    which = "" if len(values) == len(every) else f", of those with {most} seeds"
     ranked = sorted(
         values, key=lambda name: float(np.mean([values[name][seed] for seed in seeds])), reverse=True
     )
@@ -121,8 +127,8 @@ def compare_best(measured: Sequence[Measured], metric: str) -> str:
     mean, half = mean_and_half(gaps)
     start = f"{metric}: {best} is ahead of {other} by {mean:.1f}"
     if len(gaps) < 2:
-        return f"{start} (one seed: by chance, perhaps)"
+        return f"{start} (one seed: by chance, perhaps){which}"
     error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
     p = 2 * float(stdtr(len(gaps) - 1, -abs(mean) / error)) if error else 0.0
     verdict = "" if half < abs(mean) else "; the seeds do not separate them"
-    return f"{start} ± {half:.1f} (p = {p:.3f}, {len(gaps)} seeds{verdict})"
+    return f"{start} ± {half:.1f} (p = {p:.3f}, {len(gaps)} seeds{verdict}){which}"

@@ -4,7 +4,7 @@ import io
 import math
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
@@ -127,6 +127,17 @@ class Framing:
         height, width = self.canvas
         return height * width * 3
 
+    def suiting(self, catalog: "Catalog") -> "Framing":
+        """Return the same for the images of a catalog: without boxes if it has none.
+
+        >>> from pathlib import Path
+        >>> from firstpage.data.catalog import Catalog
+        >>> birds = Catalog("birds", Path(), ["a.jpg"], np.zeros(1, int), ["auk"], {})
+        >>> Framing(64, boxes=True).suiting(birds).boxes
+        False
+        """
+        return self if catalog.boxes is not None else replace(self, boxes=False)
+
     def crops(self, catalog: "Catalog") -> "np.ndarray | None":
         """Return the boxes to crop, with margins: [N, 4], NaN for images without one; None without `boxes`.
 
@@ -141,7 +152,10 @@ class Framing:
         if not self.boxes:
             return None
         if catalog.boxes is None:
-            raise UserError(f"boxes=True: the catalog {catalog.name!r} has no boxes; use boxes=False")
+            raise UserError(
+                f"boxes=True: the catalog {catalog.name!r} has no boxes; use boxes=False, in a recipe "
+                "model.boxes=false"
+            )
         boxes = catalog.boxes.astype("f8")
         border = self.margin * (boxes[:, 2:] - boxes[:, :2])
         boxes[:, :2] -= border

@@ -19,8 +19,8 @@ class GroupSampler(Sampler[list[int]]):
     """Batches of a few images from each of many classes, which are visited in random order.
 
     A class gives `min(images_per_class, n_c)` images; the last class of a batch gives fewer if necessary, so
-    that the batch has exactly `batch_size` images. This covers all batch layouts of the papers: 64 × 11,
-    128 × 5, 128 × 16, 180 × 3.
+    that the batch has exactly `batch_size` images. This covers all batch layouts of the papers: 64 images
+    with up to 11 of a class, 128 with 5 or 16, 180 with 3.
 
     **Passes.** The class order is a series of random permutations: every class is visited exactly once in
     each pass. A batch may contain the end of one pass and the beginning of the next; classes that are already

@@ -80,7 +80,7 @@ class Embedder(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.framing = Framing(settings.stored, settings.resize)
+        self.framing = Framing(settings.stored, settings.resize, settings.boxes)
         self.backbone = backbones.create(
             settings.backbone,
             weights=settings.weights,

@@ -26,7 +26,7 @@ def export_onnx(model: Embedder, path: str | os.PathLike[str], *, tolerance: flo
 
     The input is `images`, float32 [batch, 3, height, width], normalized; the output is `embeddings`.
     The file documents how an image becomes such an input: its description is that of `describe_input`, and
-    its metadata has `mean`, `std`, `crop`, `stored`, `resize` and `dim`, each as JSON.
+    its metadata has `mean`, `std`, `crop`, `stored`, `resize`, `boxes` and `dim`, each as JSON.
 
     Args:
         model: The embedder to export.
@@ -104,6 +104,7 @@ def describe_input(model: Embedder) -> str:
     settings, backbone = model.settings, model.backbone
     height, width = as_pair(settings.stored)
     resized = _RESIZES[settings.resize].format(height=height, width=width)
+    resized = f"cut to the box of the object, {resized}" if settings.boxes else resized
     crop = " × ".join(map(str, as_pair(model.preprocess.size)))
     mean, std = (", ".join(f"{value:g}" for value in part) for part in (backbone.mean, backbone.std))
     return f"input: RGB, {resized}, central {crop}, values 0 to 1, minus mean {mean}, divided by std {std}"
@@ -117,5 +118,6 @@ def _metadata(model: Embedder) -> dict[str, object]:
         "crop": settings.crop,
         "stored": settings.stored,
         "resize": settings.resize,
+        "boxes": settings.boxes,
         "dim": model.dim,
     }

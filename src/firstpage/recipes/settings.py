@@ -48,6 +48,8 @@ class ModelSettings:
             scales both, `pad` the longer one and pads.
         crop: Side of the central crop that the network gets, or `[height, width]`. Defaults to the input size
             of the backbone.
+        boxes: Cut images of data with boxes (CUB, Cars, In-Shop) to them, in training, tests and indexes.
+            Images of other data stay whole, so cut a query to its object (`firstpage search --box`).
 
     >>> ModelSettings(backbone="small", dim=64).pooling
     'avg'
@@ -69,6 +71,7 @@ class ModelSettings:
     stored: int | tuple[int, int] = 256
     resize: str = "shorter"
     crop: int | tuple[int, int] | None = field(default=None, metadata={"example": 224})
+    boxes: bool = False
 
     def __post_init__(self) -> None:
         if self.head not in HEADS:

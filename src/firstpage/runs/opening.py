@@ -59,7 +59,8 @@ class OpenRun:
     def pixels(self) -> PixelStore | JpegStore:
         """Decoded images of the dataset, as the model takes them."""
         kind = "jpeg" if self.settings.store == "none" else self.settings.store  # as in training, and stored
-        return open_store(self.catalog, self.cache, self.model.framing, kind=kind, progress=self.progress)
+        framing = self.model.framing.suiting(self.catalog)
+        return open_store(self.catalog, self.cache, framing, kind=kind, progress=self.progress)
 
     @cached_property
     def test(self) -> QueryGallery:

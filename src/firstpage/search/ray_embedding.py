@@ -122,6 +122,10 @@ def embed_on_ray(
             f"{target}: --ray writes a folder of Parquet files: choose a name that ends in .parquet"
         )
     loaded = Embedder.load(model)
+    if loaded.settings.boxes and catalog.boxes is not None:
+        raise UserError(
+            "--ray: embeds whole images, and this model takes them cut to their boxes: leave --ray away"
+        )
     images = [_address(catalog, row) for row in range(len(catalog))]
     starts = range(0, len(images), part)
     _plan(target, model_fingerprint(loaded), images, part)

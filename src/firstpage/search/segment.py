@@ -201,7 +201,7 @@ def write_images(
     Returns:
         The segment, and the vectors of the model.
     """
-    with closing(open_store(catalog, cache, model.framing, progress=progress)) as store:
+    with closing(open_store(catalog, cache, model.framing.suiting(catalog), progress=progress)) as store:
         if store.unreadable:
             row, reason = next(iter(store.unreadable.items()))
             such = f"such as {printable(catalog.paths[row])} ({reason})"

@@ -205,4 +205,4 @@ def open_training_pixels(
         return pixels
     images = [str(marks.path(image)) for image in marks.images]
     pictures = Catalog("marks", marks.folder, images, np.zeros(len(images), np.int64), ["marked"], {})
-    return JoinedPixels(pixels, open_store(pictures, folder, framing, progress=False))
+    return JoinedPixels(pixels, open_store(pictures, folder, framing.suiting(pictures), progress=False))

@@ -72,7 +72,8 @@ def fit_members(
         with suppress(BatchTooLarge):
             prepare(recipe, catalog, None, Embedder(recipe.model), world_size=ranks.world_size)
         if pixels is None:
-            framing, show = Framing(recipe.model.stored, recipe.model.resize), progress and ranks.is_first
+            settings, show = recipe.model, progress and ranks.is_first
+            framing = Framing(settings.stored, settings.resize, settings.boxes)
             opened = open_training_pixels(catalog, cache, framing, recipe.train.store, progress=show)
             pixels = stack.enter_context(closing(opened)).to(target)
         split, _ = plan_training(recipe, catalog, pixels.ok)
