@@ -130,6 +130,7 @@ class Framing:
     def suiting(self, catalog: "Catalog") -> "Framing":
         """Return the same for the images of a catalog: without boxes if it has none.
 
+        >>> import numpy as np
         >>> from pathlib import Path
         >>> from firstpage.data.catalog import Catalog
         >>> birds = Catalog("birds", Path(), ["a.jpg"], np.zeros(1, int), ["auk"], {})
