@@ -27,7 +27,7 @@ from firstpage.data.splits import split_catalog, with_splits
 from firstpage.errors import UserError, one_line
 from firstpage.evaluation.clustering import cluster
 from firstpage.models.device import resolve_device
-from firstpage.models.embedder import Pixels
+from firstpage.models.embedder import Pixels, framing_of
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import fingerprint
 from firstpage.training.loop import fit
@@ -276,7 +276,7 @@ class _Stores:
         self._stack.close()
 
     def of(self, recipe: Recipe) -> Pixels:
-        framing = Framing(recipe.model.stored, recipe.model.resize, recipe.model.boxes)
+        framing = framing_of(recipe.model)
         key = (framing, recipe.train.store)
         if key not in self._open:
             opened = open_pixels(

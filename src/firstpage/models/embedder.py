@@ -50,6 +50,15 @@ class Pixels(Protocol):
         ...
 
 
+def framing_of(settings: ModelSettings) -> Framing:
+    """Return how the images of a model are stored.
+
+    >>> framing_of(ModelSettings(stored=256, boxes=True)).boxes
+    True
+    """
+    return Framing(settings.stored, settings.resize, settings.boxes)
+
+
 class Embedder(nn.Module):
     """Backbone → pooling → optional layer norm → head → unit vector.
 
@@ -80,7 +89,7 @@ class Embedder(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.framing = Framing(settings.stored, settings.resize, settings.boxes)
+        self.framing = framing_of(settings)
         self.backbone = backbones.create(
             settings.backbone,
             weights=settings.weights,

@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 from firstpage.data.catalog import Catalog
-from firstpage.data.framing import Framing
 from firstpage.data.splits import DataSplit, QueryGallery, unreadable_note
 from firstpage.data.training_plan import BatchTooLarge, plan_training
 from firstpage.models.device import resolve_device
-from firstpage.models.embedder import Embedder, Pixels
+from firstpage.models.embedder import Embedder, Pixels, framing_of
 from firstpage.models.ensemble import combine
 from firstpage.recipes.recipe import Recipe
 from firstpage.runs.folder import RunFolder
@@ -72,8 +71,7 @@ def fit_members(
         with suppress(BatchTooLarge):
             prepare(recipe, catalog, None, Embedder(recipe.model), world_size=ranks.world_size)
         if pixels is None:
-            settings, show = recipe.model, progress and ranks.is_first
-            framing = Framing(settings.stored, settings.resize, settings.boxes)
+            framing, show = framing_of(recipe.model), progress and ranks.is_first
             opened = open_training_pixels(catalog, cache, framing, recipe.train.store, progress=show)
             pixels = stack.enter_context(closing(opened)).to(target)
         split, _ = plan_training(recipe, catalog, pixels.ok)
