@@ -108,7 +108,7 @@ def compare_best(measured: Sequence[Measured], metric: str) -> str:
     >>> compare_best([row("A", 60.0, 61.0, 62.0), row("B", 58.0, 59.1, 59.9)], "R@1")
     'R@1: A is ahead of B by 2.0 ± 0.2 (p = 0.001, 3 seeds)'
     >>> compare_best([row("A", 60.0, 61.0), row("B", 58.0, 59.2), row("C", 62.0)], "R@1")
-    'R@1: A is ahead of B by 1.9 ± 1.3 (p = 0.033, 2 seeds), of those with 2 seeds'
+    'R@1 of methods with 2 seeds: A is ahead of B by 1.9 ± 1.3 (p = 0.033, 2 seeds)'
     """
     every = {each.row.name: each.values(metric) for each in measured if each.values(metric)}
     if len(every) < 2:
@@ -118,17 +118,17 @@ def compare_best(measured: Sequence[Measured], metric: str) -> str:
     seeds = sorted(set.intersection(*(set(found) for found in values.values())))
     if not seeds:
         return ""
-    which = "" if len(values) == len(every) else f", of those with {most} seeds"
+    which = "" if len(values) == len(every) else f" of methods with {most} seeds"
     ranked = sorted(
         values, key=lambda name: float(np.mean([values[name][seed] for seed in seeds])), reverse=True
     )
     best, other = ranked[:2]
     gaps = [values[best][seed] - values[other][seed] for seed in seeds]
     mean, half = mean_and_half(gaps)
-    start = f"{metric}: {best} is ahead of {other} by {mean:.1f}"
+    start = f"{metric}{which}: {best} is ahead of {other} by {mean:.1f}"
     if len(gaps) < 2:
-        return f"{start} (one seed: by chance, perhaps){which}"
+        return f"{start} (one seed: by chance, perhaps)"
     error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
     p = 2 * float(stdtr(len(gaps) - 1, -abs(mean) / error)) if error else 0.0
     verdict = "" if half < abs(mean) else "; the seeds do not separate them"
-    return f"{start} ± {half:.1f} (p = {p:.3f}, {len(gaps)} seeds{verdict}){which}"
+    return f"{start} ± {half:.1f} (p = {p:.3f}, {len(gaps)} seeds{verdict})"
