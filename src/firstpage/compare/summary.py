@@ -130,5 +130,6 @@ def compare_best(measured: Sequence[Measured], metric: str) -> str:
         return f"{start} (one seed: by chance, perhaps)"
     error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
     p = 2 * float(stdtr(len(gaps) - 1, -abs(mean) / error)) if error else 0.0
+    chance = f"p = {p:.3f}" if p >= 0.0005 else "p < 0.001"
     verdict = "" if half < abs(mean) else "; the seeds do not separate them"
-    return f"{start} ± {half:.1f} (p = {p:.3f}, {len(gaps)} seeds{verdict})"
+    return f"{start} ± {half:.1f} ({chance}, {len(gaps)} seeds{verdict})"
