@@ -66,6 +66,40 @@ def journey(run, data, *options, test=""):
     return check, train, evaluate, page
 
 
+def test_a_folder_that_was_mended_and_moved_is_not_tested_on_what_it_was_trained_on(run):
+    photos("photos", [f"{kind}/{number}.jpg" for kind in "abcdefghijkl" for number in range(4)])
+    run("train", "photos", "--out", "run", "--device", "cpu", "--set=model.backbone=small", *SETTINGS)
+    assert ": 8 queries" in run("evaluate", "run", "--device", "cpu")
+    Path("photos/a/0.jpg").unlink()
+    Path("photos").rename("moved")
+    shown = run("evaluate", "run", "--data", "moved", "--device", "cpu")
+    assert "most classes have the names of classes that it was trained on, which are left out" in shown
+    trained = set(Record.read("run").about["data"]["train_classes"])
+    others = [path for path in Path("moved").glob("*/*.jpg") if path.parent.name not in trained]
+    assert f"{len(others)} queries" in shown
+    assert len(others) == 8
+    shown = run("calibrate", "run", "--data", "moved", "--device", "cpu")
+    assert f"{len(others)} images of {12 - len(trained)} classes" in shown
+    again = run(
+        "train", "moved", "--out", "run", "--device", "cpu", "--set=model.backbone=small", *SETTINGS, code=2
+    )
+    assert "contains a run on other data, 48 images of" in again
+    assert "not these 47: nothing was changed" in again
+
+
+def test_few_classes_and_a_run_that_was_cut_are_told(run):
+    photos("photos", [f"{kind}/{number}.jpg" for kind in "abcde" for number in range(8)])
+    small = [*SETTINGS, "--set=model.backbone=small", "--set=batch.size=6"]
+    shown = run("train", "photos", "--out", "run", "--device", "cpu", *small)
+    assert "selecting on the same images, as classes are too few to hold some out" in shown
+    about = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps({key: about[key] for key in about if key != "result"}))
+    told = "the training is not finished: this is its best model so far"
+    assert told in run("evaluate", "run", "--device", "cpu")
+    run("report", "run", "--device", "cpu", "--no-clustering")
+    assert told in Path("run/report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.filterwarnings("ignore:training from random weights, as there are none of ImageNet")
 def test_a_folder_of_photographs_without_an_option(run, monkeypatch):
     """Settings are chosen, a run folder too; the report has the untrained network beside the trained one."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from firstpage import cli
-from firstpage.compare import Table, cells, run_cells
+from firstpage.compare import Table, cell_trainer, cells, run_cells
 from firstpage.compare.adopting import adopt_cells
 from firstpage.compare.rendering import table_lines, to_markdown, write_pages
 from firstpage.compare.summary import Measured, compare_best, summarize
@@ -92,7 +92,7 @@ def test_a_table_is_trained_once_and_written_beside_the_papers_figures(table, ca
     def refuse(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(cells, "fit", refuse)
+    monkeypatch.setattr(cell_trainer, "fit", refuse)
     assert run_cells(table, catalog, out, seeds=[0, 1], show=lines.append, **options)
     assert lines[-1] == "4 trainings, 4 of them done"
     measured = summarize(table, catalog, out, [0, 1], ["paper"])
@@ -151,10 +151,10 @@ def test_a_table_is_worked_off_in_pieces_and_a_failure_is_a_cell(table, catalog,
     assert not (out / "cells").exists()
 
     def stop(*_, **__):
-        cells.time.sleep(0.05)
+        cell_trainer.time.sleep(0.05)
         raise Stopped("stopped after step 3", 15)
 
-    monkeypatch.setattr(cells, "fit", stop)
+    monkeypatch.setattr(cell_trainer, "fit", stop)
     lines = []
     with pytest.raises(Stopped):  # not by the clock, but by a person
         run_cells(table, catalog, out, minutes=5.0, show=lines.append, **options)
@@ -164,7 +164,7 @@ def test_a_table_is_worked_off_in_pieces_and_a_failure_is_a_cell(table, catalog,
     def fail(recipe, *_, **__):
         raise UserError("stopped: the run has collapsed 3 times")
 
-    monkeypatch.setattr(cells, "fit", fail)
+    monkeypatch.setattr(cell_trainer, "fit", fail)
     assert run_cells(table, catalog, out, show=lines.append, **options)
     measured = summarize(table, catalog, out, [0], ["paper"])
     assert "| Top-k | paper | 0 | – |" in to_markdown(table, measured)
@@ -192,7 +192,7 @@ def test_a_cell_that_the_clock_cuts_resumes_from_its_checkpoint(table, catalog, 
     """The clock raises SIGTERM within a training, which then writes a checkpoint."""
     out, options = tmp_path / "out", {"cache": tmp_path / "cache", "progress": False, "device": "cpu"}
     one = Table(table.title, table.rows[:1], table.metrics)
-    real, steps = cells.fit, []
+    real, steps = cell_trainer.fit, []
 
     def fit_and_ring(*arguments, **settings):
         from firstpage.training.job import TrainJob
@@ -202,7 +202,7 @@ def test_a_cell_that_the_clock_cuts_resumes_from_its_checkpoint(table, catalog, 
         def ring(job, loss, *, logged):
             steps.append(job.state.step)
             if len(steps) == 2:
-                cells.signal.raise_signal(cells.signal.SIGALRM)
+                cell_trainer.signal.raise_signal(cell_trainer.signal.SIGALRM)
             return update(job, loss, logged=logged)
 
         monkeypatch.setattr(TrainJob, "update", ring)
@@ -211,7 +211,7 @@ def test_a_cell_that_the_clock_cuts_resumes_from_its_checkpoint(table, catalog, 
         finally:
             monkeypatch.setattr(TrainJob, "update", update)
 
-    monkeypatch.setattr(cells, "fit", fit_and_ring)
+    monkeypatch.setattr(cell_trainer, "fit", fit_and_ring)
     with pytest.raises(Stopped):
         run_cells(one, catalog, out, minutes=60.0, show=str, **options)
     assert steps == [0, 1]
@@ -236,3 +236,23 @@ def test_on_the_command_line(catalog, tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "2/2  Top-k, seed 0, paper: R@1" in shown
     assert "wrote results/two/table.md and results/two/table.html" in shown
+
+    def run(*changes):
+        with pytest.raises(SystemExit):
+            cli.main(["compare", "two.toml", *options, *changes])
+        return "".join(capsys.readouterr())
+
+    # One row of another seed: the pages keep the seeds that are there.
+    shown = run("--set", "schedule.epochs=0", "--row", "Top-k", "--seeds", "1-1")
+    assert "1 trainings, 0 of them done" in shown
+    assert "| Top-k | paper | 2 |" in shown
+    assert "| Ranked list | paper | 1 |" in shown
+    # Other settings do not overwrite what was measured, and it comes back with them.
+    before = (tmp_path / "results/two/cells/top-k-paper-0.json").read_bytes()
+    shown = run("--set", "model.dim=4", "--set", "schedule.epochs=0", "--row", "Top-k")
+    assert "1 were trained with other settings or data: they are kept in results/two/cells/replaced" in shown
+    assert [path.read_bytes() for path in (tmp_path / "results/two/cells/replaced").iterdir()] == [before]
+    shown = run("--set", "schedule.epochs=0", "--row", "Top-k")
+    assert "1 trainings were found beside it" in shown
+    assert json.loads((tmp_path / "results/two/cells/top-k-paper-0.json").read_bytes()) == json.loads(before)
+    assert "'Topk': no such row; did you mean 'Top-k'?" in run("--row", "Topk")

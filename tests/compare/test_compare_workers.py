@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from firstpage.compare import Table, cells, ray_workers, run_cells, workers
+from firstpage.compare import Table, cell_trainer, ray_workers, run_cells, workers
 from firstpage.errors import UserError
 from firstpage.models import Embedder
 from firstpage.training import Result
@@ -55,7 +55,7 @@ def test_a_killed_worker_costs_its_cell_which_is_resumed(options, catalog, resul
         result.warnings = [str(os.getpid()), begun.read_text()]
         return result
 
-    monkeypatch.setattr(cells, "fit", fit)
+    monkeypatch.setattr(cell_trainer, "fit", fit)
     lines, out = [], tmp_path / "out"
     assert run_cells(Table.of(TABLE), catalog, out, show=lines.append, **options)
     found = {name: json.loads((out / "cells" / f"{name}-paper-0.json").read_text()) for name in NAMES}
@@ -66,7 +66,7 @@ def test_a_killed_worker_costs_its_cell_which_is_resumed(options, catalog, resul
     others = {found[name]["warnings"][0] for name in ("topk", "margin", "ms")}
     assert str(os.getpid()) not in others
     # What has failed is tried again, and nothing else.
-    monkeypatch.setattr(cells, "fit", lambda *_, **__: result)
+    monkeypatch.setattr(cell_trainer, "fit", lambda *_, **__: result)
     assert run_cells(Table.of(TABLE), catalog, out, show=lines.append, **options)
     assert "1/1  rll, seed 0, paper: R@1 50.0" in lines[-1]
 
@@ -77,7 +77,7 @@ def test_the_clock_and_errors_end_all_workers(options, catalog, result, tmp_path
             return result
         return time.sleep(600)
 
-    monkeypatch.setattr(cells, "fit", fit)
+    monkeypatch.setattr(cell_trainer, "fit", fit)
     lines, out = [], tmp_path / "out"
     assert not run_cells(Table.of(TABLE), catalog, out, minutes=0.01, show=lines.append, **options)
     assert [path.name for path in (out / "cells").iterdir()] == ["rll-paper-0.json"]
@@ -86,7 +86,7 @@ def test_the_clock_and_errors_end_all_workers(options, catalog, result, tmp_path
     def fail(*_, **__):
         raise OSError("no space left")
 
-    monkeypatch.setattr(cells, "fit", fail)
+    monkeypatch.setattr(cell_trainer, "fit", fail)
     monkeypatch.setattr(workers.traceback, "print_exc", str)
     with pytest.raises(
         UserError, match=r"a worker has failed \(OSError: no space left\): finished cells are kept"
@@ -140,7 +140,7 @@ class FakeRay:
 def test_actors_of_a_ray_cluster_take_cells(options, catalog, result, tmp_path, monkeypatch):
     ray = FakeRay()
     monkeypatch.setattr(ray_workers, "ray_cluster", lambda address: nullcontext(ray))
-    monkeypatch.setattr(cells, "fit", lambda *_, **__: result)
+    monkeypatch.setattr(cell_trainer, "fit", lambda *_, **__: result)
     lines, out = [], tmp_path / "out"
     options |= {"ray": "auto", "workers": None}
     assert run_cells(Table.of(TABLE), catalog, out, show=lines.append, **options)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from firstpage.compare import Table, cells, run_cells
+from firstpage.compare import Table, cell_trainer, run_cells
 from firstpage.compare.rendering import to_html, to_markdown
 from firstpage.compare.spaces import Space
 from firstpage.compare.summary import summarize
@@ -77,7 +77,7 @@ def test_a_reported_seed_is_not_tuned_on():
 
 
 def test_methods_are_trained_with_the_settings_of_their_best_trials(first_glyphs, tmp_path, monkeypatch):
-    table, real, seen, results = Table.of(TABLE), cells.fit, [], []
+    table, real, seen, results = Table.of(TABLE), cell_trainer.fit, [], []
 
     def fit(recipe, data, *arguments, **options):
         """Train the first trial; all others are worth the more, the smaller their learning rate."""
@@ -93,7 +93,7 @@ def test_methods_are_trained_with_the_settings_of_their_best_trials(first_glyphs
         metrics = results[0].best | {"P@1": 100 - recipe.optimizer.lr}
         return replace(results[0], best=metrics, test=metrics)
 
-    monkeypatch.setattr(cells, "fit", fit)
+    monkeypatch.setattr(cell_trainer, "fit", fit)
     lines = []
     options = {"cache": tmp_path / "cache", "progress": False, "device": "cpu", "show": lines.append}
     assert run_cells(table, first_glyphs, tmp_path / "out", tune=2, **options)

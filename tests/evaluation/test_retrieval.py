@@ -11,6 +11,7 @@ import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from firstpage.evaluation import evaluate, ranks
+from firstpage.evaluation.intervals import bootstrap_intervals
 
 KS = (1, 2, 5, 30)
 
@@ -317,6 +318,15 @@ def test_ties_by_index_or_against_us():
     assert worst.first[0].tolist() == [1, 3, 5, 2, 4]
     assert worst.per_query["MRR"].tolist() == [25] * 6
     assert worst.auc == 0
+
+
+def test_an_interval_of_what_never_varies_tells_how_few_it_is_from():
+    # 95 % of all lots of n whose share is `low` have a miss, or 97.5 % of them on one side.
+    for count in (5, 50):
+        ((low, high), (least, most)) = bootstrap_intervals(torch.tensor([[100.0] * count, [0.0] * count]))
+        assert (high, least) == (100.0, 0.0)
+        assert (low / 100) ** count == pytest.approx(0.025)
+        assert most == pytest.approx(100 - low)
 
 
 def test_intervals(birds):

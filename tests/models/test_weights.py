@@ -158,7 +158,7 @@ def test_positions_of_another_size_are_resampled(tmp_path):
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no weights here; FIRSTPAGE_WEIGHTS may name their folder")
 def test_a_real_file_of_another_network():
-    with pytest.raises(ValueError, match="another network than resnet18; it looks like resnet50: create"):
+    with pytest.raises(ValueError, match="another network than resnet18; it looks like resnet50: use that"):
         create("resnet18", weights=SHARED / "resnet50_v1_imagenet.safetensors")
 
 
@@ -175,7 +175,7 @@ def test_another_network_is_recognized(tmp_path, name):
     with pytest.raises(ValueError, match="weights=") as error:
         load(network, path, "it", {known: partial(create, known) for known in names()})
     assert (
-        f"a weights file of another network than it; it looks like {name}: create({name!r}, ...)"
+        f"a weights file of another network than it; it looks like {name}: use that (in a recipe "
         in message(error)
     )
     torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)

@@ -27,7 +27,7 @@ def test_evaluate_prints_metrics_intervals_classes_and_confusions(capsys, runs):
     assert out.startswith("one on stripes: 36 queries among one another, 6 classes, paper protocol\n")
     for word in ("P@1 ", "MAP@R ", "mAP ", "AUC ", "95 % over queries", "clusters  NMI", "worst classes"):
         assert word in out
-    assert "1 queries have no image to find" in out
+    assert "omitted: 1 query has no other image of the same class to find" in out
     assert sorted(path for path in (runs / "one").rglob("*")) == before  # it writes nothing
 
 

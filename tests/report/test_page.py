@@ -164,7 +164,7 @@ def test_curves_of_a_fair_run_are_those_of_its_held_out_classes(runs, tmp_path):
     text = write_page({"two": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
         "utf-8"
     )
-    assert "P@1 of the held-out classes, %" in text
+    assert "P@1 of the selection, %" in text
     assert "P@1 of the test, %" not in text
 
 
@@ -174,7 +174,7 @@ def test_how_the_best_epoch_was_chosen_is_as_the_run_was_trained(runs, tmp_path)
     text = write_page({"two": evaluate_test(test, clustering=False)}, tmp_path / "page.html").read_text(
         "utf-8"
     )
-    assert "fair: the best epoch was selected on classes held out of training" in text
+    assert "fair: the best epoch was selected on images that are not in the test, of" in text
     assert "paper: the best epoch" not in text
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from firstpage import durable
-from firstpage.compare.cells import Cell, trained_recipe
+from firstpage.compare.cells import Cell, make_room, trained_recipe
 from firstpage.data.catalog import Catalog
 
 
 def adopt_cells(cells: Iterable[Cell], catalog: Catalog, folder: Path, metrics: Iterable[str] = ()) -> int:
     """Copy the cells that a table in a folder beside this one has trained by the same recipe and data.
+
+    So are those that this table had before its settings were changed, and back.
 
     Args:
         cells: The cells that are missing.
@@ -31,12 +33,13 @@ def adopt_cells(cells: Iterable[Cell], catalog: Catalog, folder: Path, metrics: 
         if not cell.row.variant:
             wanted.setdefault(cell.recipe.toml(), []).append(cell)
     found = 0
-    for path in sorted(Path(os.path.abspath(folder)).parent.glob("*/cells/*.json")) if wanted else ():
+    for path in sorted(Path(os.path.abspath(folder)).parent.glob("*/cells/**/*.json")) if wanted else ():
         measured = _read(path, set(metrics))
         for cell in wanted.pop(trained_recipe(measured, catalog) or "", []):
-            copy = folder / "cells" / f"{cell.name}.json"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            durable.write(copy, f"{json.dumps(measured | {'row': cell.row.name}, indent=1)}\n".encode())
+            durable.write(
+                make_room(cell, catalog, folder),
+                f"{json.dumps(measured | {'row': cell.row.name}, indent=1)}\n".encode(),
+            )
             found += 1
     return found
 

@@ -48,6 +48,7 @@ def compare_methods(
 
     Finished trainings are not repeated: run it again to go on.
     """
+    from firstpage.compare.cells import finished_seeds
     from firstpage.compare.rendering import to_markdown, write_pages
     from firstpage.compare.running import run_cells
     from firstpage.compare.summary import summarize
@@ -75,8 +76,9 @@ def compare_methods(
         live=sys.stderr.isatty(),
         show=print_text,
     )
+    seen = sorted({*numbers, *finished_seeds(chosen, catalog, folder, asked)}) if not tune else numbers
     searches = read_searches(chosen, catalog, folder, tune) if tune else []
-    measured = summarize(tuned_table(chosen, searches), catalog, folder, numbers, asked)
+    measured = summarize(tuned_table(chosen, searches), catalog, folder, seen, asked)
     written = write_pages(folder, chosen, measured, searches)
     print_text(to_markdown(chosen, measured, searches))
     print_text(f"wrote {' and '.join(str(path) for path in written)}")

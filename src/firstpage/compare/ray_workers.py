@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import torch
 
-from firstpage.compare.cells import Cell, CellTrainer
+from firstpage.compare.cell_trainer import CellTrainer
+from firstpage.compare.cells import Cell
 from firstpage.compare.workers import Measured, WorkerDiedError, Workers
 from firstpage.data.catalog import Catalog
 from firstpage.errors import UserError, one_line

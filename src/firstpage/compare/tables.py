@@ -193,14 +193,13 @@ class Table:
         ['Margin']
         >>> table.only(["Margins"])
         Traceback (most recent call last):
-        firstpage.errors.UserError: 'Margins': no such row; did you mean 'Margin'? the table has RLL, Margin
+        firstpage.errors.UserError: 'Margins': no such row; did you mean 'Margin'? the table has 'RLL', ...
         """
         known = [row.name for row in self.rows]
         for name in names:
             if name not in known:
-                raise UserError(
-                    f"{name!r}: no such row; {suggest(name, known)}the table has {', '.join(known)}"
-                )
+                rows = ", ".join(map(repr, known))
+                raise UserError(f"{name!r}: no such row; {suggest(name, known)}the table has {rows}")
         return replace(self, rows=tuple(row for row in self.rows if row.name in names))
 
     def changed(self, changes: Sequence[str]) -> Self:

@@ -20,7 +20,8 @@ from typing import Any, Self
 
 import torch
 
-from firstpage.compare.cells import Cell, CellTrainer
+from firstpage.compare.cell_trainer import CellTrainer
+from firstpage.compare.cells import Cell
 from firstpage.data.catalog import Catalog
 from firstpage.errors import UserError, one_line
 from firstpage.training.stopping import Stopped, StopSignals

@@ -100,7 +100,9 @@ class DataSplit:
             return f"{len(rows):,}{of} {len(np.unique(catalog.labels[rows])):,}"
 
         parts = [f"training on {count(self.train, ' images of')} classes"]
-        if self.validation is not self.test:
+        if self.validation.queries is self.train:
+            parts.append("selecting on the same images, as classes are too few to hold some out")
+        elif self.validation is not self.test:
             parts.append(f"selecting on {count(self.validation.queries)}")
         if self.test is not None:
             parts.append(f"testing on {count(self.test.queries)}")

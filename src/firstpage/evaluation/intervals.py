@@ -20,6 +20,9 @@ def bootstrap_intervals(
     their number as weight), classes are; that interval is wider, as queries of a class succeed and fail
     together. All metrics share the resamples, whose drawing takes longer than the rest.
 
+    Where every entry has 100 % (or 0 %), resamples do not vary: the interval then ends where so many entries
+    would all have it by chance in one of 40 cases (Clopper and Pearson).
+
     Args:
         values: [M, N] sums of M metrics.
         weights: [N] how many values each entry is the sum of. Defaults to one.
@@ -31,6 +34,9 @@ def bootstrap_intervals(
 
     >>> bootstrap_intervals(torch.tensor([[0.0, 100.0, 100.0, 100.0]]))
     [(25.0, 100.0)]
+    >>> [(low, high)] = bootstrap_intervals(torch.full((1, 100), 100.0))
+    >>> round(low, 1), high
+    (96.4, 100.0)
     """
     if samples < 1:
         raise UserError(f"samples={samples}: must be at least 1")
@@ -46,7 +52,11 @@ def bootstrap_intervals(
         times.scatter_add_(1, drawn, torch.ones((), dtype=torch.float64).expand_as(drawn))
         means.append(times @ values.T / (times @ weights)[:, None])  # [rows, M]
     ends = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)  # [2, M]
-    return [(low, high) for low, high in ends.T.tolist()]
+    spared = 100 * (1 - 0.025 ** (1 / count))  # what may be missing where nothing is
+    return [
+        (100 - spared, high) if low == 100 else (low, spared) if high == 0 else (low, high)
+        for low, high in ends.T.tolist()
+    ]
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float]:

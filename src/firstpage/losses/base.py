@@ -68,7 +68,13 @@ class Loss(nn.Module, ABC):
     def of(self, pairs: Pairs) -> Tensor:
         """The reduced loss of pairs that are there already, so that several users share one similarity."""
         with full_precision(pairs.queries):
-            return self.reduced(self.terms(pairs))
+            terms = self.terms(pairs)
+        if terms.shape != pairs.labels.shape:
+            raise UserError(
+                f"{type(self).__name__}.terms: got shape {tuple(terms.shape)}, need one value per query, "
+                f"{tuple(pairs.labels.shape)}"
+            )
+        return self.reduced(terms)
 
     def reduced(self, terms: Tensor) -> Tensor:
         """The mean of the terms, their sum, or the terms themselves, as the loss was told."""

@@ -73,7 +73,11 @@ def load(
     misfits = _misfits(backbone, entries)
     if misfits:
         network = _recognize(state, known)
-        looks = f"it looks like {network}: create({network!r}, ...)" if network else f"{_listed(misfits)}"
+        looks = (
+            f"it looks like {network}: use that (in a recipe model.backbone)"
+            if network
+            else f"{_listed(misfits)}"
+        )
         raise UserError(f"weights={str(weights)!r}: a weights file of another network than {name}; {looks}")
     backbone.load_state_dict(entries, strict=False)
 

@@ -63,7 +63,7 @@ def render_curves(runs: Mapping[str, Evaluation]) -> Html:
     if not all(test_of_run.is_own_data for test_of_run, _ in trained):
         test = "of the test in training"  # not the test of this page
     elif any(record.recipe.train.protocol == "fair" for _, record in trained):
-        test = "of the held-out classes"  # a fair run evaluates the test only once, at the end
+        test = "of the selection"  # a fair run evaluates the test only once, at the end
     for name, caption in TRAINING.items():
         caption = caption.replace("of the test", test)
         if name in series:

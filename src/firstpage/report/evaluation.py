@@ -192,7 +192,7 @@ class Evaluation:
 
     def class_count(self) -> str:
         """Return the number of test classes, and that of all classes if the dataset has no splits."""
-        total = "" if self.test.catalog.splits else f" of {len(self.test.catalog.classes):,}"
+        total = "" if self.test.catalog.splits else f" of {len(np.unique(self.test.catalog.labels)):,}"
         return f"{len(self.classes):,}{total} {'class' if len(self.classes) == 1 else 'classes'}"
 
     def headline(self) -> str:
@@ -241,7 +241,8 @@ class Evaluation:
             ]
         omitted = self.retrieval.without_positive
         if omitted:
-            lines += ["", f"{omitted:,} queries have no image to find and are omitted"]
+            many = "query has" if omitted == 1 else "queries have"
+            lines += ["", f"omitted: {omitted:,} {many} no other image of the same class to find"]
         return "\n".join(lines + [line for note in self.test.notes for line in ("", note)])
 
     def json(self) -> str:

@@ -119,7 +119,8 @@ class RunFolder:
         other = _difference(record.recipe, written)
         data = record.about.get("data") or {}
         if data.get("fingerprint") != fingerprint(catalog):
-            other = f"on other data, {data.get('name')!r}"
+            images = f"{data.get('images', 0):,} images of {data.get('root')!r}"
+            other = f"on other data, {images}, not these {len(catalog):,}"
         if data.get("marks") != (catalog.marks.digest if catalog.marks else None):
             other = (
                 f"with other marks: --feedback {self.path} repeats its own"

@@ -100,7 +100,7 @@ def is_same_data(record: Record | None, catalog: Catalog) -> bool:
 
 
 def is_trained_on(record: Record | None, catalog: Catalog) -> bool:
-    """Return whether a run was trained on this dataset, or on an earlier version of it in the same folder.
+    """Return whether a run was trained on this dataset, or on an earlier version of it.
 
     >>> from firstpage.recipes import Recipe
     >>> catalog = Catalog("toy", Path(), list("ab"), np.arange(2), ["auk", "wren"], {})
@@ -108,12 +108,30 @@ def is_trained_on(record: Record | None, catalog: Catalog) -> bool:
     >>> is_trained_on(record, catalog), is_trained_on(None, catalog)
     (True, False)
     """
-    return _is_same_root(record, catalog) or is_same_data(record, catalog)
+    return _is_same_root(record, catalog) or is_same_data(record, catalog) or is_moved(record, catalog)
 
 
 def _is_same_root(record: Record | None, catalog: Catalog) -> bool:
     about = _data(record)  # the name tells single images of that folder from the dataset
     return (about.get("root"), about.get("name")) == (str(catalog.root.resolve()), catalog.name)
+
+
+def is_moved(record: Record | None, catalog: Catalog) -> bool:
+    """Return whether a dataset is another version of a run's, in another folder, as far as its classes tell.
+
+    It has most of the classes that the run was trained on, and others.
+
+    >>> from firstpage.recipes import Recipe
+    >>> catalog = Catalog("toy", Path(), list("abc"), np.arange(3), ["auk", "crow", "wren"], {})
+    >>> about = {"name": "toy", "root": "elsewhere", "train_classes": ["auk", "crow", "owl"]}
+    >>> is_moved(Record(Path("run"), Recipe(), {"data": about}, []), catalog)
+    True
+    """
+    about = _data(record)
+    trained = set(about.get("train_classes") or ())
+    if about.get("name") != catalog.name or _is_same_root(record, catalog):
+        return False
+    return 2 * len(trained & set(catalog.classes)) > len(trained) and not trained >= set(catalog.classes)
 
 
 def _data(record: Record | None) -> dict[str, Any]:
@@ -133,7 +151,8 @@ def restore_splits(record: Record | None, catalog: Catalog) -> Catalog:
     ['crow', 'wren']
     """
     names = _data(record).get("train_classes")
-    if catalog.splits or not names or not _is_same_root(record, catalog) or is_same_data(record, catalog):
+    changed = is_trained_on(record, catalog) and not is_same_data(record, catalog)
+    if catalog.splits or not names or not changed:
         return catalog
     train = np.isin(np.array(catalog.classes, object)[catalog.labels], names)
     return replace(catalog, splits={"train": np.flatnonzero(train), "test": np.flatnonzero(~train)})

@@ -108,7 +108,7 @@ def build(
     if not 1 <= dim <= model.dim:
         raise UserError(f"dims={dims}: the model has 1 to {model.dim}")
     if (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: is an index already; add to it, or choose another folder")
+        raise UserError(f"{folder}: is an index already: firstpage index update {folder} adds what is new")
     left = (MODEL, SEGMENTS, "change.lock")  # by a build that was killed
     if folder.exists() and any(
         path.name not in left and path.suffix != ".faiss" for path in folder.iterdir()

@@ -380,7 +380,9 @@ class Index:
     def _describe_calibration(self) -> str:
         if self.calibration is not None:
             about = f", {self.calibration.about}" if self.calibration.about else ""
-            return f"calibrated for 1 of {1 / self.calibration.prior:,.0f} being of the same class{about}"
+            return (
+                f"calibrated for one image in {1 / self.calibration.prior:,.0f} of the query's class{about}"
+            )
         if calibrations.FILE in self.manifest.model_files:
             return f"calibrated for all dimensions of the model, not for its first {self.manifest.dim}"
         return "not calibrated: run firstpage calibrate RUN, then build the index again"

@@ -20,6 +20,7 @@ from firstpage.training.criteria import describe_loss
 from firstpage.training.defaults import complete_recipe
 from firstpage.training.display import Display
 from firstpage.training.duration import estimate_duration
+from firstpage.training.features import uses_features
 from firstpage.training.feedback import open_training_pixels
 from firstpage.training.job import TrainJob
 from firstpage.training.launching import join_ranks
@@ -138,7 +139,9 @@ def _train(
             display.print(estimate_duration(job))
         for phase, images, prepare_by in job.preparations():
             with display.evaluating(images, phase) as advance, stop.at_once(_stopped(job)):
+                timer.resume()
                 prepare_by(advance)
+                timer.pause()
         if job.is_evaluation_due():  # of the untrained model, or one that was stopped
             _evaluate(job, run, stop, display)
         if state.step == job.steps or job.is_out_of_patience():
@@ -235,7 +238,8 @@ def _finish(
         epoch=state.best_epoch,
         history=state.history,
         seconds=job.timer.seconds,
-        images_per_second=job.timer.images_per_second(),
+        # Of a head alone it is the pace of features, which are computed once.
+        images_per_second=0.0 if uses_features(job.recipe) else job.timer.images_per_second(),
         folder=run.path,
         warnings=unreadable_note(job.catalog, job.pixels.ok) + job.detector.warnings,
     )
