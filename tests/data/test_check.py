@@ -96,6 +96,25 @@ def links_of_brute_force(hashes, colors):
     return [[low, row] for row, low in enumerate(first) if low < row]
 
 
+def test_images_of_one_thumbnail_are_told_apart_by_their_details(tmp_path):
+    random = np.random.default_rng(0)
+    coarse = random.integers(40, 216, (8, 8)).repeat(4, 0).repeat(4, 1)  # what the thumbnail shows
+    signs = random.choice([-40, 40], (2, 16, 16))
+    for name, sign in zip("abc", (signs[0], signs[1], signs[0]), strict=True):
+        board = np.kron(sign, [[1, -1], [-1, 1]])  # of no brightness in any block of the thumbnail
+        pixels = (coarse + board).repeat(4, 0).repeat(4, 1).astype(np.uint8)
+        Image.fromarray(np.stack([pixels] * 3, 2)).save(tmp_path / f"{name}.png")
+    Image.open(tmp_path / "c.png").save(tmp_path / "c.webp", lossless=True)
+    paths = ["a.png", "b.png", "c.webp"]
+    codes, thumbnails = zip(*(sketch(Image.open(tmp_path / path)) for path in paths), strict=True)
+    colors = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(3, 192)
+    assert len(link_near_duplicates(np.array(codes, np.uint64), colors)) == 2  # by these all are alike
+    catalog = Catalog("x", tmp_path, paths, np.array([0, 1, 0]), ["auk", "wren"], {})
+    report = check_dataset(catalog, workers=0, progress=False)
+    assert [group.paths for group in report.near_duplicates] == [["a.png", "c.webp"]]
+    assert not report.two_labels
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_near_duplicates_are_those_of_brute_force(seed, monkeypatch):
     random = np.random.default_rng(seed)

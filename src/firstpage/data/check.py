@@ -1,6 +1,7 @@
 """Checking a dataset before training: broken files, duplicates, conflicting labels, leakage."""
 
 import os
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from firstpage.data.catalog import Catalog
 from firstpage.data.decode import Unreadable, decode_image, open_regular
 from firstpage.data.file_structure import sign_of_cut
-from firstpage.data.near_duplicates import link_near_duplicates, sketch
+from firstpage.data.near_duplicates import link_near_duplicates, look_closer, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.data.readers.layout import SPLITS
 from firstpage.data.readers.survey import unread_notes
@@ -21,6 +22,7 @@ from firstpage.recipes.recipe import Recipe
 
 CHUNK = 64  # files inspected by one task
 GRAY = (128, 128, 128)
+SMALL = 64  # sides of images that are looked at, at least
 MIN_GRAY = 0.03  # share of the lines of an image
 
 
@@ -83,7 +85,7 @@ def check_dataset(
         },
         cut={catalog.paths[row]: files[row].cut for row in readable if files[row].cut},
         flat=[catalog.paths[row] for row in readable if files[row].sketch is None],
-        **_find_duplicates(catalog, files, readable),
+        **_find_duplicates(catalog, files, readable, progress),
         unread=catalog.unread,
         refusal=_training_error(recipe or Recipe(), catalog, [not file.reason for file in files]),
         warnings=[warning for warning in catalog.warnings if warning not in reported],
@@ -116,7 +118,7 @@ def _inspect_files(root: str, paths: list[str]) -> list[_FileInfo]:
 def _inspect_file(path: str) -> _FileInfo:
     try:
         with open_regular(path) as file:
-            image = decode_image(file, min_side=64)
+            image = decode_image(file, min_side=SMALL)
             cut = sign_of_cut(file.getvalue(), file.format) or _gray_remainder(image, file.format)
             return _FileInfo("", file.format, *file.size, file.fingerprint(), sketch(image), cut)
     except Unreadable as error:
@@ -150,7 +152,7 @@ def _inspect_catalog(catalog: Catalog, workers: int | None, progress: bool) -> l
 
 
 def _find_duplicates(
-    catalog: Catalog, files: list[_FileInfo], readable: list[int]
+    catalog: Catalog, files: list[_FileInfo], readable: list[int], progress: bool
 ) -> dict[str, list[DuplicateGroup]]:
     """Return the groups of equal images, by the attribute of the report that lists them."""
     from scipy.sparse import coo_array  # type: ignore[import-untyped] # workers need no scipy
@@ -162,7 +164,9 @@ def _find_duplicates(
     rows = np.array(list(sketches), np.int64)
     hashes = np.array([code for code, _ in sketches.values()], np.uint64)
     thumbnails = np.frombuffer(b"".join(thumb for _, thumb in sketches.values()), np.uint8).reshape(-1, 192)
-    near = rows[link_near_duplicates(hashes, thumbnails)]
+    links = rows[link_near_duplicates(hashes, thumbnails)]
+    with progress_bar("comparing", len(np.unique(links)), progress and len(links) > CHUNK) as advance:
+        near = look_closer(links, partial(_picture, catalog), advance)
     links = np.concatenate([np.array(copies, np.int64).reshape(-1, 2), near])
     graph = coo_array((np.ones(len(links)), links.T), shape=(len(catalog),) * 2)
     splits: list[list[str]] = [[] for _ in catalog.paths]
@@ -204,6 +208,14 @@ def _find_duplicates(
             if conflict(members):
                 found[name].append(group(members, any(map(conflict, by_content.values()))))
     return found
+
+
+def _picture(catalog: Catalog, row: int) -> Image.Image:
+    try:
+        with open_regular(catalog.path(row)) as file:
+            return decode_image(file, min_side=SMALL)
+    except Unreadable:  # it is gone by now
+        return Image.new("RGB", (SMALL, SMALL))
 
 
 def _training_error(recipe: Recipe, catalog: Catalog, readable: list[bool]) -> str:

@@ -270,8 +270,8 @@ def _sections(
 def _render_footer(runs: Mapping[str, Evaluation]) -> Html:
     protocols = {
         "paper": "paper: the best epoch was selected on the test classes, as in the papers.",
-        "fair": "fair: the best epoch was selected on images that are not in the test, of classes held out of "
-        "training if there were enough; the test was used once.",
+        "fair": "fair: the best epoch was selected on images that are not in the test, of classes held out "
+        "of training if there were enough; the test was used once.",
     }
     used = {run.test.record.recipe.train.protocol for run in runs.values() if run.test.record}
     return tag(

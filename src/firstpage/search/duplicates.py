@@ -3,13 +3,14 @@
 import io
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from firstpage.data.decode import Unreadable
-from firstpage.data.near_duplicates import link_near_duplicates, sketch
+from firstpage.data.near_duplicates import link_near_duplicates, look_closer, sketch
 from firstpage.data.progress import progress_bar
 from firstpage.errors import UserError
 from firstpage.search.index import Index
@@ -18,10 +19,6 @@ VOTES = 5  # nearest images, near-duplicates aside, that are asked for their lab
 AGREE = 4  # of them that must carry the same other label, with none of the image's own
 FOUND = 2 * VOTES  # nearest images that are looked at: some may be near-duplicates
 BATCH = 256  # images searched at a time
-ALIKE = (
-    0.25  # distance of small pictures: strong compression and toning reach 0.17, other products begin at 0.3
-)
-SIDE = 32  # pixels of these pictures
 
 
 @dataclass(frozen=True)
@@ -192,37 +189,7 @@ def _look_alike(index: Index, progress: bool) -> NDArray[np.int64]:
             advance(1)
     colors = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, 192)
     links = link_near_duplicates(np.array(hashes, np.uint64), colors)
-    return _look_closer(index, np.array(rows, np.int64)[links]) if len(links) else links.reshape(0, 2)
-
-
-def _look_closer(index: Index, links: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return links from each image to the first of its group that it looks like in greater detail, too.
-
-    Args:
-        index: The index.
-        links: [P, 2] Places of the first image of a group and of another one.
-    """
-    kept = []
-    order = np.argsort(links[:, 0], kind="stable")
-    for group in np.split(links[order], np.flatnonzero(np.diff(links[order, 0])) + 1):
-        firsts, seen = [int(group[0, 0])], [_small_picture(index, int(group[0, 0]))]
-        for row in group[:, 1].tolist():
-            picture = _small_picture(index, row)
-            distances = np.linalg.norm(np.stack(seen) - picture, axis=1)
-            if distances.min() <= ALIKE:
-                kept.append((firsts[int(distances.argmin())], row))
-            else:
-                firsts.append(row)
-                seen.append(picture)
-    return np.array(kept, np.int64).reshape(-1, 2)
-
-
-def _small_picture(index: Index, row: int) -> NDArray[np.float32]:
-    """Return a small picture as a vector of length one, regardless of its brightness and contrast."""
-    small = _picture(index, row).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    pixels = np.asarray(small, np.float32).ravel()
-    centered = pixels - pixels.mean()
-    return centered / max(float(np.linalg.norm(centered)), 1e-6)  # type: ignore[no-any-return]
+    return look_closer(np.array(rows, np.int64)[links], partial(_picture, index))
 
 
 def _picture(index: Index, row: int) -> Image.Image:
