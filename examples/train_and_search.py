@@ -12,12 +12,12 @@ from firstpage.training import fit
 
 QUICK = {
     "model": {"backbone": "small", "dim": 64, "stored": 36, "crop": 32, "standardize": True},
-    "loss": {"name": "topk", "k": 3, "margin": 0.7},
-    "batch": {"size": 48, "images_per_class": 4},
+    "loss": {"name": "topk", "k": 5, "margin": 0.7},
+    "batch": {"size": 96, "images_per_class": 6},
     "augment": {"crop": "random", "flip": 0.0},
     "optimizer": {"lr": 1e-2, "head": 1.0},
-    "schedule": {"epochs": 4, "kind": "cosine"},
-    "train": {"evaluate_every": 4},
+    "schedule": {"epochs": 12, "kind": "cosine"},
+    "train": {"evaluate_every": 12},
 }
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--query", help="an image file; default: the first test image")
     args = parser.parse_args()
 
-    catalog = data.read(args.data, **({"images": 4} if args.data == "glyphs" else {}))
+    catalog = data.read(args.data, **({"images": 8} if args.data == "glyphs" else {}))
     catalog = catalog if "test" in catalog.splits else catalog.split_classes(0.2, seed=0)
     recipe = recipes.find(args.recipe) if args.recipe else Recipe.of(QUICK)
     with tempfile.TemporaryDirectory() as temporary:
@@ -42,6 +42,8 @@ def main() -> None:
     gallery = result.model.embed([test.path(row) for row in range(len(test))], progress=False)
     query = args.query or test.path(0)
     similarity = gallery @ result.model.embed([query], progress=False)[0]
+    if args.query is None:
+        similarity[0] = -1.0  # itself
     similarity, rows = similarity.sort(descending=True)
     print(f"nearest to {query}:")
     for score, row in zip(similarity[:5].tolist(), rows[:5].tolist(), strict=True):

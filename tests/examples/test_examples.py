@@ -40,7 +40,7 @@ def test_own_loop_improves_the_retrieval_of_unseen_classes(run):
     assert after > before
 
 
-def test_train_and_search_learns_and_prints_the_query_first_and_four_neighbors(run):
+def test_train_and_search_learns_and_prints_the_nearest_of_the_query(run):
     printed = run("train_and_search.py").splitlines()
     before, after = re.fullmatch(r"P@1 ([\d.]+) before training, ([\d.]+) after", printed[0]).groups()
     assert float(after) > 2 * float(before)
@@ -49,8 +49,7 @@ def test_train_and_search_learns_and_prints_the_query_first_and_four_neighbors(r
     scores = [float(score) for score, _, _ in neighbors]
     assert len(neighbors) == 5
     assert scores == sorted(scores, reverse=True)
-    assert scores[0] == pytest.approx(1, abs=0.01)
-    assert query.endswith(neighbors[0][2])
+    assert not any(query.endswith(path) for _, _, path in neighbors)
 
 
 def test_own_parts_improve_the_retrieval_of_unseen_classes(run):
