@@ -83,7 +83,7 @@ def test_a_folder_that_was_mended_and_moved_is_not_tested_on_what_it_was_trained
     again = run(
         "train", "moved", "--out", "run", "--device", "cpu", "--set=model.backbone=small", *SETTINGS, code=2
     )
-    assert "contains a run on other data, 48 images of" in again
+    assert "contains a run on other data, 'folder' with 48 images in" in again
     assert "not these 47: nothing was changed" in again
 
 

@@ -449,7 +449,9 @@ def test_a_folder_of_another_run_is_left_alone(unbroken):
         train(folder, *RECIPES["margin"], "train.ema=0.0")
     other = Noise().catalog()
     other.labels[0] = 3
-    with pytest.raises(ValueError, match=r"contains a run on other data, 'noise': nothing was changed"):
+    with pytest.raises(
+        ValueError, match=r"contains a run on other data, 'noise' with 96 images in .*: nothing was changed"
+    ):
         fit(recipe(*RECIPES["margin"]), other, folder, pixels=Noise(), device="cpu", progress=False)
     assert contents(folder) == before
 

@@ -119,7 +119,7 @@ class RunFolder:
         other = _difference(record.recipe, written)
         data = record.about.get("data") or {}
         if data.get("fingerprint") != fingerprint(catalog):
-            images = f"{data.get('images', 0):,} images of {data.get('root')!r}"
+            images = f"{data.get('name')!r} with {data.get('images', 0):,} images in {data.get('root')!r}"
             other = f"on other data, {images}, not these {len(catalog):,}"
         if data.get("marks") != (catalog.marks.digest if catalog.marks else None):
             other = (
