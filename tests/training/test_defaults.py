@@ -110,6 +110,8 @@ def test_a_gpu_gets_the_products_objective_on_pretrained_weights_and_a_cpu_a_hea
     assert complete_recipe(pairs, photographs(*[2] * 100)).loss == defaults.TOPK | {"k": 5, "margin": 0.5}
     large, _ = default_recipe(photographs(*[60] * 10), CPU)
     assert complete_recipe(large, photographs(*[60] * 10)).loss == defaults.TOPK | defaults.PAGES_ALONE
+    large = large.changed(["batch.images_per_class=2"])
+    assert complete_recipe(large, photographs(*[60] * 10)).loss == defaults.TOPK | defaults.PAGES_ALONE
     cpu, notes = default_recipe(catalog, CPU, ["model.backbone=small"])
     assert (cpu.model.backbone, cpu.model.weights, cpu.loss) == ("small", None, {"name": "topk"})
     assert notes == []

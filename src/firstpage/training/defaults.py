@@ -86,10 +86,10 @@ def complete_recipe(recipe: Recipe, catalog: Catalog) -> Recipe:
         recipe = replace(recipe, loss=recipe.loss | page | {"weight": PAGES})
     elif recipe.loss == {"name": "topk"}:
         learned = LEARNED if several else LEARNED_PAIRS
-        large = REFINED
+        large = REFINED if several else page
         if uses_features(recipe):
             page, large = page | {"margin": ALONE}, PAGES_ALONE
-        refined = page if small or not several else large
+        refined = page if small else large
         recipe = replace(recipe, loss=TOPK | (learned if recipe.model.weights is None else refined))
     return fit_batch_size(recipe, catalog)
 
