@@ -23,7 +23,6 @@ from firstpage.runs.run_data import (
     find_data,
     is_moved,
     is_run_folder,
-    is_same_data,
     is_trained_on,
     read_data,
     restore_splits,
@@ -121,8 +120,7 @@ class OpenRun:
     def notes(self) -> list[str]:
         """What a reader of the results must know about the data, such as images that cannot be read."""
         notes = unreadable_note(self.catalog, self.pixels.ok)
-        run = self.like or self.record
-        if is_moved(run, self.catalog) and not is_same_data(run, self.catalog):
+        if is_moved(self.like or self.record, self.catalog):
             notes.append("most classes have the names of classes that it was trained on, which are left out")
         if self.record is not None and not self.record.result:
             notes.append("the training is not finished: this is its best model so far")

@@ -117,7 +117,7 @@ def _is_same_root(record: Record | None, catalog: Catalog) -> bool:
 
 
 def is_moved(record: Record | None, catalog: Catalog) -> bool:
-    """Return whether a dataset is another version of a run's, in another folder, as far as its classes tell.
+    """Return whether a dataset is another version of a run's in another folder, as far as its classes tell.
 
     It has most of the classes that the run was trained on, and others.
 
@@ -129,7 +129,7 @@ def is_moved(record: Record | None, catalog: Catalog) -> bool:
     """
     about = _data(record)
     trained = set(about.get("train_classes") or ())
-    if about.get("name") != catalog.name or _is_same_root(record, catalog):
+    if about.get("name") != catalog.name or _is_same_root(record, catalog) or is_same_data(record, catalog):
         return False
     return 2 * len(trained & set(catalog.classes)) > len(trained) and not trained >= set(catalog.classes)
 
