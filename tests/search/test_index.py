@@ -381,10 +381,12 @@ def test_the_commands(shop, model, tmp_path, capsys, monkeypatch):
     shown = run("search", "index", "shop/mug/1.png", "-k", "2", "--where", "label == 'mug'")
     assert shown.splitlines()[:2] == ["shop/mug/1.png", f"   1.000  mug  {tmp_path}/shop/mug/1.png"]
     assert '"score"' in run("search", "index", "--id", "3", "--json")
-    assert "11 images" in run("index", "remove", "index", "shop/mug/1.png")
-    assert "12 images" in run("index", "add", "index", "shop")
+    assert "0 added, 1 removed\nindex: 11 images" in run("index", "remove", "index", "shop/mug/1.png")
+    assert "1 added, 0 removed\nindex: 12 images" in run("index", "add", "index", "shop")
     os.unlink("shop/pot/0.png")
-    assert "11 images" in run("index", "update", "index", "shop")
+    shown = run("index", "update", "index", "shop")
+    assert "0 added, 1 removed\nindex: 11 images" in shown
+    assert "0/0" not in shown
     assert "filters: label, path" in run("index", "info", "index")
     assert run("index", "verify", "index") == "OK\n"
     (tmp_path / "index/segments/000001/vectors.bin").unlink()

@@ -15,6 +15,6 @@ def progress_bar(label: str, total: int, show: bool) -> Iterator[Callable[[int],
     ...     advance(2)
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+    with Progress(*columns, console=Console(stderr=True), disable=not show or not total) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.update(task, advance=count)

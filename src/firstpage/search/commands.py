@@ -1,12 +1,15 @@
 """The commands `firstpage index …`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstpage._terminal import print_text
 from firstpage.errors import UserError
+
+if TYPE_CHECKING:
+    from firstpage.search.index import Index
 
 index_app = typer.Typer(help="Make an index of images, and change it.", no_args_is_help=True)
 
@@ -68,14 +71,23 @@ def _build(
     print_text(index.info())
 
 
+def _print_change(before: "Index", after: "Index") -> None:
+    """Print how many images were added and removed, of which a changed one is both, and what there is now."""
+    import numpy as np
+
+    added, removed = (len(np.setdiff1d(*ids)) for ids in ((after.ids, before.ids), (before.ids, after.ids)))
+    print_text(f"{added:,} added, {removed:,} removed")
+    print_text(after.info())
+
+
 @index_app.command("add")
 def _add(index: _Index, photos: _Photos, classes: _Classes = None, cache: _Cache = None) -> None:
     """Add the images that are not in the index yet."""
     from firstpage.data import read
     from firstpage.search.index import Index
 
-    catalog = read(photos, classes=classes, unlabeled=True)
-    print_text(Index.open(index).add(catalog, cache=cache).info())
+    catalog, before = read(photos, classes=classes, unlabeled=True), Index.open(index)
+    _print_change(before, before.add(catalog, cache=cache))
 
 
 @index_app.command("update")
@@ -84,8 +96,8 @@ def _update(index: _Index, photos: _Photos, classes: _Classes = None, cache: _Ca
     from firstpage.data import read
     from firstpage.search.index import Index
 
-    catalog = read(photos, classes=classes, unlabeled=True)
-    print_text(Index.open(index).update(catalog, cache=cache).info())
+    catalog, before = read(photos, classes=classes, unlabeled=True), Index.open(index)
+    _print_change(before, before.update(catalog, cache=cache))
 
 
 @index_app.command("remove")
@@ -99,7 +111,8 @@ def _remove(
 
     if not files and not ids:
         raise UserError("remove: name image files, or give ids with --id")
-    print_text(Index.open(index).remove(ids or (), files or ()).info())
+    before = Index.open(index)
+    _print_change(before, before.remove(ids or (), files or ()))
 
 
 @index_app.command("sync")
