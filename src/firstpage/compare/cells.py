@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ class Cell:
         train = replace(self.row.recipe.train, seed=self.seed, protocol=self.protocol)
         return replace(self.row.recipe, train=train)
 
+    def file(self, folder: Path) -> Path:
+        """Return where what it has measured is written."""
+        return folder / "cells" / f"{self.name}.json"
+
     def identity(self, catalog: Catalog) -> str:
         """Return a digest of the recipe and the data: a cell of another one is trained again."""
         return _digest(self.recipe.toml(), catalog)
@@ -75,7 +80,7 @@ def read_cell(cell: Cell, catalog: Catalog, folder: Path) -> dict[str, Any] | No
     >>> read_cell(Cell(Row("Margin", Recipe()), 0, "paper"), catalog, Path("nowhere")) is None
     True
     """
-    path = folder / "cells" / f"{cell.name}.json"
+    path = cell.file(folder)
     if not path.is_file():
         return None
     table = read_json(path)
@@ -106,7 +111,12 @@ def trained_recipe(measured: Mapping[str, Any], catalog: Catalog) -> str | None:
 
 
 def _digest(recipe: str, catalog: Catalog) -> str:
-    return hashlib.sha256(json.dumps([recipe, fingerprint(catalog)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([recipe, _fingerprint(catalog)]).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)  # hundreds of cells ask for that of one catalog, which may have a million images
+def _fingerprint(catalog: Catalog) -> str:
+    return fingerprint(catalog)
 
 
 def make_room(cell: Cell, catalog: Catalog, folder: Path) -> Path:
@@ -120,7 +130,7 @@ def make_room(cell: Cell, catalog: Catalog, folder: Path) -> Path:
     ...     path.name, path.parent.name
     ('margin-fair-0.json', 'cells')
     """
-    path = folder / "cells" / f"{cell.name}.json"
+    path = cell.file(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and read_cell(cell, catalog, folder) is None:
         (path.parent / "replaced").mkdir(exist_ok=True)

@@ -144,9 +144,7 @@ def _run(
         missing = _missing(found)
     kind = "trials" if cells and cells[0].row.is_trial else "trainings"
     show(f"{len(cells)} {kind}, {len(cells) - len(missing)} of them done")
-    if others := sum(
-        (folder / "cells" / f"{cell.name}.json").is_file() for cell, done in found if done is None
-    ):
+    if others := sum(cell.file(folder).is_file() for cell, done in found if done is None):
         show(
             f"{others} were trained with other settings or data: they are kept in {folder / 'cells/replaced'}"
         )
