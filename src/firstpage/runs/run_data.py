@@ -129,9 +129,11 @@ def is_moved(record: Record | None, catalog: Catalog) -> bool:
     """
     about = _data(record)
     trained = set(about.get("train_classes") or ())
-    if about.get("name") != catalog.name or _is_same_root(record, catalog) or is_same_data(record, catalog):
+    if about.get("name") != catalog.name or _is_same_root(record, catalog):
         return False
-    return 2 * len(trained & set(catalog.classes)) > len(trained) and not trained >= set(catalog.classes)
+    classes = set(catalog.classes)
+    alike = 2 * len(trained & classes) > len(trained) and not trained >= classes
+    return alike and not is_same_data(record, catalog)  # last, as it reads all paths
 
 
 def _data(record: Record | None) -> dict[str, Any]:
